@@ -1,0 +1,122 @@
+"""What a device knows of itself: its settings, task, data and profile."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from flwr.app import Context
+
+from flower_adsp.config import Config, load_config
+from flower_adsp.devices import DeviceProfile, deal, measure, with_overrides
+from flower_adsp.errors import require
+from flower_adsp.tasks.base import Task
+from flower_adsp.tasks.batches import BatchStream, own_split
+from flower_adsp.tasks.build import build_task
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device that takes part in a run.
+
+    Parameters
+    ----------
+    config : Config
+        The run's settings.
+    task : Task
+        What it trains.
+    partition_id, num_partitions : int
+        Which worker it is, of how many.
+    train : BatchStream
+        Its mini-batches.
+    held_out : BatchStream
+        Its own evaluation share, as a stream of which the indices are of interest.
+    """
+
+    config: Config
+    task: Task
+    partition_id: int
+    num_partitions: int
+    train: BatchStream
+    held_out: BatchStream
+    node_config: tuple[tuple[str, Any], ...]
+
+    @property
+    def profile(self) -> DeviceProfile:
+        """Return its profile: from the preset or measured, under its node's own overrides."""
+        if self.config.devices.measure:
+            profile = _measured(self.task)
+        else:
+            profile = deal(self.config.devices.profiles, self.partition_id + 1)[-1]
+        return with_overrides(profile, dict(self.node_config))
+
+    @property
+    def accelerator(self) -> torch.device:
+        """Return the torch device to train on."""
+        return pick_accelerator(self.config.train.device)
+
+
+def device_of(context: Context) -> Device:
+    """Return the device that a context belongs to; it is built once a process.
+
+    Raises
+    ------
+    ConfigError
+        If the run's or the node's settings are wrong.
+    DataError
+        If the partition has no data.
+    """
+    torch.set_num_threads(1)  # so that results do not depend on how many cores there are
+    return _build(
+        tuple(sorted(context.run_config.items())), tuple(sorted(context.node_config.items()))
+    )
+
+
+@lru_cache(maxsize=256)
+def _build(
+    run_config: tuple[tuple[str, Any], ...], node_config: tuple[tuple[str, Any], ...]
+) -> Device:
+    config = load_config(dict(run_config))
+    task = build_task(config)
+    node = dict(node_config)
+    partition_id, num_partitions = node.get("partition-id"), node.get("num-partitions")
+    require(isinstance(partition_id, int), "node-config partition-id", partition_id, "an integer")
+    require(
+        isinstance(num_partitions, int), "node-config num-partitions", num_partitions, "an integer"
+    )
+    assert isinstance(partition_id, int)
+    assert isinstance(num_partitions, int)
+    data = task.train_data(partition_id, num_partitions)
+    train, held_out = own_split(len(data), config.seed, partition_id)
+
+    def batches(indices: Any) -> BatchStream:
+        return BatchStream(data, indices, task.batch_size, config.seed, partition_id)
+
+    return Device(
+        config, task, partition_id, num_partitions, batches(train), batches(held_out), node_config
+    )
+
+
+def pick_accelerator(name: str) -> torch.device:
+    """Return the torch device of a name; ``auto`` takes the best there is.
+
+    Raises
+    ------
+    ConfigError
+        If the device asked for is not there.
+    """
+    available = {
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
+        "cpu": True,
+    }
+    if name == "auto":
+        name = next(kind for kind, there in available.items() if there)
+    there = [kind for kind, is_there in available.items() if is_there]
+    require(available.get(name, False), "train.device", name, f"auto or one of {there}")
+    return torch.device(name)
+
+
+@lru_cache(maxsize=1)
+def _measured(task: Task) -> DeviceProfile:
+    return measure(task)

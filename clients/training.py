@@ -1,0 +1,94 @@
+"""Local training: plain mini-batch SGD for a number of steps or seconds."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from flower_adsp.clients.device import Device
+from flower_adsp.seeding import integer_seed
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a stretch of training did.
+
+    Parameters
+    ----------
+    steps : int
+        Steps done.
+    seconds : float
+        Seconds they took.
+    mean_loss : float
+        Mean of the steps' losses.
+    """
+
+    steps: int
+    seconds: float
+    mean_loss: float
+
+
+def train(
+    device: Device,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    first_step: int,
+    steps: int | None = None,
+    seconds: float | None = None,
+    penalty: Callable[[nn.Module], Tensor] | None = None,
+) -> Trained:
+    """Train a model in place.
+
+    Parameters
+    ----------
+    device : Device
+        Task, mini-batches and seeds.
+    model : nn.Module
+        The model, on the device's accelerator.
+    optimizer : torch.optim.Optimizer
+        Steps the model's parameters.
+    first_step : int
+        Number of the first step, which says which mini-batches to use.
+    steps : int | None (default: None)
+        Number of steps.
+    seconds : float | None (default: None)
+        Where `steps` is None: train until the end of the first step at or after so many seconds
+        of a monotonic timer; at least one step.
+    penalty : Callable[[nn.Module], Tensor] | None (default: None)
+        A term added to the loss, such as FedProx's.
+
+    Returns
+    -------
+    Trained
+        Counts and the mean loss.
+    """
+    model.train()
+    accelerator = device.accelerator
+    started = time.monotonic()
+    losses: list[float] = []
+    while True:
+        step = first_step + len(losses)
+        torch.manual_seed(integer_seed(device.config.seed, device.partition_id, "step", step))
+        batch = [tensor.to(accelerator) for tensor in device.train.batch(step)]
+        optimizer.zero_grad()
+        loss = device.task.loss(model, batch)
+        objective = loss if penalty is None else loss + penalty(model)
+        objective.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        losses.append(loss.item())
+        elapsed = time.monotonic() - started
+        if len(losses) >= steps if steps is not None else elapsed >= (seconds or 0.0):
+            return Trained(len(losses), elapsed, sum(losses) / len(losses))
+
+
+def make_optimizer(device: Device, model: nn.Module, learning_rate: float) -> torch.optim.SGD:
+    """Return SGD with the run's momentum and weight decay."""
+    settings = device.config.train
+    return torch.optim.SGD(
+        (parameter for parameter in model.parameters() if parameter.requires_grad),
+        lr=learning_rate,
+        momentum=settings.momentum,
+        weight_decay=settings.weight_decay,
+    )

@@ -1,0 +1,176 @@
+"""Device profiles: how fast a device trains, how well it is connected, what fits in its memory."""
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from math import exp, isfinite
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flower_adsp.errors import ConfigError, require, unknown
+
+if TYPE_CHECKING:
+    from flower_adsp.tasks.base import Task
+
+
+@dataclass(frozen=True)
+class DeviceProfile:
+    """What one device can do.
+
+    Parameters
+    ----------
+    name : str (default: "device")
+        The kind of device.
+    seconds_per_sample : float (default: 0.01)
+        Seconds to train on one example (forward, backward and step).
+    up_mbps, down_mbps : float (default: 20.0)
+        Megabits per second from and to the server.
+    latency_s : float (default: 0.01)
+        Seconds that the first bit takes, each way.
+    memory_mib : float (default: 1024.0)
+        MiB that training may use.
+    jitter : float (default: 0.0)
+        Standard deviation σ of the logarithm of an assignment's slowness: its steps take
+        exp(σ z − σ²/2) times as long, z normal, so that the mean speed stays the stated one.
+    """
+
+    name: str = "device"
+    seconds_per_sample: float = 0.01
+    up_mbps: float = 20.0
+    down_mbps: float = 20.0
+    latency_s: float = 0.01
+    memory_mib: float = 1024.0
+    jitter: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        for key in ("seconds_per_sample", "up_mbps", "down_mbps", "memory_mib"):
+            value = getattr(self, key)
+            ok = isinstance(value, int | float) and isfinite(value) and value > 0
+            require(ok, f"{key} of device {self.name!r}", value, "a number above 0")
+        for key in ("latency_s", "jitter"):
+            value = getattr(self, key)
+            ok = isinstance(value, int | float) and isfinite(value) and value >= 0
+            require(ok, f"{key} of device {self.name!r}", value, "a number of at least 0")
+
+    def speed(self, batch_size: int) -> float:
+        """Return v_i, the steps per second with mini-batches of `batch_size`."""
+        return 1.0 / (self.seconds_per_sample * batch_size)
+
+    def step_seconds(self, batch_size: int, draws: np.random.Generator | None = None) -> float:
+        """Return the seconds of one step, with one draw of jitter where `draws` is given."""
+        seconds = self.seconds_per_sample * batch_size
+        if self.jitter and draws is not None:
+            seconds *= exp(self.jitter * draws.standard_normal() - self.jitter**2 / 2)
+        return seconds
+
+
+PROFILE_FIELDS = tuple(field.name for field in fields(DeviceProfile))
+
+
+def deal(profiles: Sequence[tuple[DeviceProfile, int]], num_devices: int) -> list[DeviceProfile]:
+    """Lay a preset over devices: dealt in turn while a kind's count lasts, then from the start.
+
+    Parameters
+    ----------
+    profiles : Sequence[tuple[DeviceProfile, int]]
+        Kinds of device and how many of each the preset has.
+    num_devices : int
+        Number of devices to equip.
+
+    Returns
+    -------
+    list[DeviceProfile]
+        One profile a device. A whole multiple of the preset's size has exactly its mix, and fewer
+        devices still have a mixture of kinds.
+    """
+    most = max(count for _, count in profiles)
+    deck = [profile for turn in range(most) for profile, count in profiles if turn < count]
+    return [deck[index % len(deck)] for index in range(num_devices)]
+
+
+def parse_preset(name: str, entries: Sequence[Mapping[str, Any]]) -> list[tuple[DeviceProfile, int]]:
+    """Read a preset's list of profiles, each with the fields of a profile and a `count`."""
+    require(len(entries) > 0, f"devices.profiles of preset {name!r}", list(entries), "not empty")
+    preset = []
+    for entry in entries:
+        settings = dict(entry)
+        count = settings.pop("count", 1)
+        require(
+            isinstance(count, int) and count > 0,
+            f"count of device {settings.get('name')!r} in preset {name!r}",
+            count,
+            "an integer of at least 1",
+        )
+        for key in settings:
+            if key not in PROFILE_FIELDS:
+                raise unknown(f"field of preset {name!r}", key, [*PROFILE_FIELDS, "count"])
+        try:
+            preset.append((DeviceProfile(**settings), count))
+        except ConfigError as error:
+            raise ConfigError(f"device preset {name!r}: {error}") from None
+    return preset
+
+
+def with_overrides(profile: DeviceProfile, node_config: Mapping[str, Any]) -> DeviceProfile:
+    """Lay the fields that a node's own ``--node-config`` gives over its profile."""
+    given = {}
+    for key in PROFILE_FIELDS:
+        value = node_config.get(key, node_config.get(key.replace("_", "-")))
+        if value is not None:
+            given[key] = str(value) if key == "name" else float(value)
+    return replace(profile, **given)
+
+
+def measure(task: "Task", steps: int = 3) -> DeviceProfile:
+    """Measure the device this runs on by a few timed steps of the task.
+
+    Parameters
+    ----------
+    task : Task
+        The task whose steps are timed, on a batch of its held-out data.
+    steps : int (default: 3)
+        Number of timed steps, after one that is not counted.
+
+    Returns
+    -------
+    DeviceProfile
+        Speed and memory as found; the link keeps the defaults until commits have been timed.
+    """
+    import torch
+
+    from flower_adsp.tasks.batches import collate
+
+    model = task.build_model()
+    data = task.held_out_data("validation")
+    batch = collate(data, np.arange(task.batch_size) % len(data))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    started = 0.0
+    for step in range(steps + 1):
+        if step == 1:
+            started = time.monotonic()
+        optimizer.zero_grad()
+        task.loss(model, batch).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    seconds = max(time.monotonic() - started, 1e-6) / steps
+    return DeviceProfile(
+        name=os.uname().nodename,
+        seconds_per_sample=seconds / task.batch_size,
+        memory_mib=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES") / 2**20,
+    )
+
+
+def heterogeneity(speeds: Sequence[float]) -> float:
+    """Return H = mean(v) / min(v), the degree of heterogeneity of speeds in steps per second.
+
+    Source: Hu, Wang and Wu, "Distributed Machine Learning through Heterogeneous Edge Systems",
+    AAAI 2020, https://arxiv.org/abs/1911.06949.
+    """
+    return sum(speeds) / len(speeds) / min(speeds)
+
+
+def not_waiting_limit(degree: float) -> float:
+    """Return 1 − 1/H, the most that not waiting can save *at equal total steps*."""
+    return 1.0 - 1.0 / degree

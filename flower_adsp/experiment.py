@@ -1,0 +1,181 @@
+"""One run from its settings to its files."""
+
+import json
+import os
+import time
+from datetime import datetime
+from logging import INFO
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+from safetensors.numpy import load_file, save_file
+
+from flower_adsp.arrays import decode, encode
+from flower_adsp.config import Config
+from flower_adsp.errors import ConfigError, require
+from flower_adsp.messages import software_versions
+from flower_adsp.tasks.base import Task
+from flower_adsp.tasks.build import build_task
+from flower_adsp.tracking.history import History
+from flower_adsp.tracking.progress import Progress
+from flower_adsp.tracking.summary import Summary, format_summary
+
+HISTORY, SUMMARY, MODEL, HOST = "history.jsonl", "summary.json", "model.safetensors", "host.json"
+
+
+def run_experiment(grid: Grid, config: Config) -> dict[str, Any]:
+    """Run what a config asks for, and write the run's folder.
+
+    Parameters
+    ----------
+    grid : Grid
+        Flower's way to the nodes.
+    config : Config
+        All settings.
+
+    Returns
+    -------
+    dict[str, Any]
+        What ``summary.json`` holds.
+    """
+    began = time.time()
+    torch.set_num_threads(1)
+    task = build_task(config)
+    arrays = _initial_arrays(task, config.resume)
+    folder = _output_folder(config)
+    summary = Summary()
+    callbacks: list[Any] = [History(folder / HISTORY), summary]
+    if config.tracking.progress == "lines":
+        callbacks.append(Progress())
+    strategy = _build_strategy(config, callbacks)
+    log(INFO, "The files of this run go to %s", folder)
+
+    evaluate = _Evaluator(task)
+    result = strategy.start(
+        grid,
+        arrays,
+        num_rounds=config.run.num_rounds,
+        timeout=config.run.reply_timeout,
+        train_config=_train_config(config),
+        evaluate_fn=evaluate.validation,
+    )
+    final = result.arrays or arrays
+    numbers: dict[str, Any] = {
+        "config": config.describe(),
+        "versions": software_versions(),
+        **(summary.numbers or _rounds(result.evaluate_metrics_serverapp)),
+        "test": evaluate.metrics(final, "test"),
+    }
+    save_file({name: array for name, array in decode(final).items()}, folder / MODEL)
+    _write_json(folder / HOST, {"began": began, "seconds": time.time() - began})
+    _write_json(folder / SUMMARY, numbers)  # last: it says that the run is whole
+    for line in format_summary(numbers):
+        log(INFO, "%s", line)
+    return numbers
+
+
+class _Evaluator:
+    """Evaluates models on the server's data; one model serves all evaluations."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self._model = task.build_model()
+
+    def metrics(self, arrays: ArrayRecord, split: Any) -> dict[str, float]:
+        self._model.load_state_dict(arrays.to_torch_state_dict())
+        return self._task.metrics(self._model, self._task.held_out_data(split))
+
+    def validation(self, index: int, arrays: ArrayRecord) -> MetricRecord:
+        return MetricRecord(dict(self.metrics(arrays, "validation")))
+
+
+def _build_strategy(config: Config, callbacks: list[Any]) -> Strategy:
+    # Late: what a user's own Flower strategy does not need is not imported.
+    from flower_adsp.strategies.options import LoopOptions
+
+    run = config.run
+    loop = LoopOptions(
+        clock="virtual" if config.is_virtual else "wall",
+        seed=config.seed,
+        network=config.network,
+        weighting=run.weighting,
+        evaluate_every=run.evaluate_every,
+        max_seconds=run.max_seconds,
+        target_loss=run.target_loss,
+        min_available_nodes=run.min_available_nodes,
+        node_timeout=run.node_timeout,
+        stock_profiles=[
+            profile for profile, count in config.devices.profiles for _ in range(count)
+        ] or LoopOptions().stock_profiles,
+        callbacks=callbacks,
+    )
+    strategy = config.strategy.build(loop=loop)
+    if not isinstance(strategy, Strategy):
+        raise ConfigError(
+            f"strategy.target = {config.strategy.name!r} made a {type(strategy).__name__}, which "
+            "is not a flwr.serverapp.strategy.Strategy"
+        )
+    return strategy
+
+
+def _train_config(config: Config) -> ConfigRecord:
+    record = ConfigRecord({"lr": config.train.learning_rate})
+    if config.train.half_life is not None:
+        record["lr-half-life"] = config.train.half_life
+    return record
+
+
+def _initial_arrays(task: Task, resume: str) -> ArrayRecord:
+    """Return the task's initial model, or the one that an earlier run left in its folder."""
+    initial = ArrayRecord(task.build_model().state_dict())
+    if not resume:
+        return initial
+    path = Path(resume).expanduser() / MODEL
+    require(path.is_file(), "resume", resume, f"the folder of a run that has {MODEL}")
+    try:
+        weights = load_file(path)
+    except Exception as error:  # safetensors raises its own kinds
+        raise ConfigError(f"resume = {resume!r}: cannot read {path}: {error}") from None
+    expected = {name: array.shape for name, array in decode(initial).items()}
+    found = {name: array.shape for name, array in weights.items()}
+    require(found == expected, "resume", resume, "the folder of a run with the same model")
+    return encode({name: weights[name] for name in expected})
+
+
+def _output_folder(config: Config) -> Path:
+    if config.output:
+        folder = Path(config.output).expanduser()
+    else:
+        stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+        folder = Path("outputs") / f"{stamp}_{config.strategy.name.replace(':', '.')}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"output = {config.output!r} cannot be made: {error}") from None
+    require(os.access(folder, os.W_OK), "output", str(folder), "a folder that can be written")
+    return folder.resolve()
+
+
+def _rounds(evaluations: dict[int, MetricRecord]) -> dict[str, Any]:
+    """Sum up a run of one of Flower's own strategies, which keep no time."""
+    last = max(evaluations, default=0)
+    return {
+        "rounds": last,
+        "validation": dict(evaluations.get(last, {})),
+        "evaluations": {str(index): dict(record) for index, record in evaluations.items()},
+    }
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write a file whole or not at all."""
+    temporary = path.with_suffix(".partial")
+    temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    temporary.replace(path)
+
+
+__all__ = ["HISTORY", "HOST", "MODEL", "SUMMARY", "run_experiment"]

@@ -1,0 +1,547 @@
+"""The messages between server and device: the only module that knows record keys.
+
+===================  ==================================================================
+message type         content
+===================  ==================================================================
+``train.commit``     an *assignment*: the model and what to do with it; answered by a
+                     *commit*: updates of parameters, values of buffers, and counts
+``query.capability``  answered by the device's *capability*
+``train``            Flower's own; answered with the full model and ``num-examples``
+``evaluate``         Flower's own; answered with metrics and ``num-examples``
+===================  ==================================================================
+"""
+
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from math import isfinite
+from typing import Any, cast
+
+import flwr
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from numpy.typing import NDArray
+
+from flower_adsp import __version__
+from flower_adsp.arrays import Weights, decode, encode, is_averaged, is_buffer_name, is_finite
+from flower_adsp.devices import PROFILE_FIELDS, DeviceProfile
+from flower_adsp.errors import ConfigError, RefusedMessage
+
+TRAIN_COMMIT = "train.commit"
+QUERY_CAPABILITY = "query.capability"
+
+ARRAYS = "arrays"
+BUFFERS = "buffers"
+CONFIG = "config"
+METRICS = "metrics"
+NUM_EXAMPLES = "num-examples"
+TRAIN_LOSS = "train-loss"
+
+_ID, _VERSION, _FIRST_STEP = "assignment-id", "model-version", "first-step"
+_STEPS, _SECONDS, _LR = "steps", "seconds", "lr"
+_TRAIN_SECONDS = "train-seconds"
+_NO_STEPS, _NO_SECONDS = 0, -1.0
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What the server asks a device to do next.
+
+    Parameters
+    ----------
+    id : int
+        Number of the assignment, unique in a run.
+    version : int
+        Version of the model that comes with it.
+    first_step : int
+        Number of the device's first step in it, which says which mini-batches to use.
+    lr : float
+        Local learning rate η'.
+    steps : int | None (default: None)
+        Number of local steps.
+    seconds : float | None (default: None)
+        Where `steps` is None: seconds to train by the device's own timer; it commits at the first
+        end of a step at or after them.
+    """
+
+    id: int
+    version: int
+    first_step: int
+    lr: float
+    steps: int | None = None
+    seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check that exactly one kind of end is given."""
+        if (self.steps is None) == (self.seconds is None):
+            raise ValueError("an assignment takes either steps or seconds")
+
+    def to_record(self) -> ConfigRecord:
+        """Return the record that travels."""
+        return ConfigRecord(
+            {
+                _ID: self.id,
+                _VERSION: self.version,
+                _FIRST_STEP: self.first_step,
+                _LR: self.lr,
+                _STEPS: _NO_STEPS if self.steps is None else self.steps,
+                _SECONDS: _NO_SECONDS if self.seconds is None else self.seconds,
+            }
+        )
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> "Assignment":
+        """Read the record.
+
+        Raises
+        ------
+        RefusedMessage
+            If a key is missing, of the wrong type or out of range.
+        """
+        steps = _integer(record, _STEPS)
+        seconds = _number(record, _SECONDS)
+        if steps <= 0 and seconds < 0:
+            raise RefusedMessage("assignment", f"{_STEPS} = {steps}, {_SECONDS} = {seconds}")
+        return cls(
+            id=_integer(record, _ID),
+            version=_integer(record, _VERSION),
+            first_step=_integer(record, _FIRST_STEP),
+            lr=_number(record, _LR),
+            steps=steps if steps > 0 else None,
+            seconds=seconds if steps <= 0 else None,
+        )
+
+
+@dataclass(frozen=True)
+class Commit:
+    """What a device has done.
+
+    Parameters
+    ----------
+    assignment_id, version : int
+        Those of the assignment it answers.
+    steps : int
+        Local steps done.
+    train_seconds : float
+        Seconds the device spent on them, by its own clock.
+    num_examples : int
+        Training examples in the device's partition.
+    train_loss : float
+        Mean loss over the steps.
+    update : Weights
+        Differences of the parameters to the model of `version`.
+    buffers : Weights
+        Values of the buffers.
+    """
+
+    assignment_id: int
+    version: int
+    steps: int
+    train_seconds: float
+    num_examples: int
+    train_loss: float
+    update: Weights = field(repr=False)
+    buffers: Weights = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True)
+class Capability:
+    """What a device says of itself.
+
+    Parameters
+    ----------
+    partition_id, num_partitions : int
+        Which worker it is, of how many; num_partitions is 0 where nobody knows.
+    num_examples : int
+        Training examples in its partition.
+    batch_size : int
+        Size of its mini-batches.
+    profile : DeviceProfile
+        Its speed, link and memory.
+    versions : dict[str, str]
+        Versions of the software on it.
+    """
+
+    partition_id: int
+    num_partitions: int
+    num_examples: int
+    batch_size: int
+    profile: DeviceProfile
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+def software_versions() -> dict[str, str]:
+    """Return the versions that matter for reproducing a run."""
+    import torch
+
+    return {
+        "flower-adsp": __version__,
+        "flwr": flwr.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+
+
+# ------------------------------------------------------------------------------------ assignment
+
+
+def encode_assignment(
+    node_id: int,
+    arrays: ArrayRecord,
+    assignment: Assignment,
+    extra: Mapping[str, Any] | None = None,
+    arrayrecord_key: str = ARRAYS,
+    configrecord_key: str = CONFIG,
+) -> Message:
+    """Return the message that gives a device its next assignment."""
+    record = assignment.to_record()
+    for key, value in (extra or {}).items():
+        record.setdefault(key, value)
+    content = RecordDict({arrayrecord_key: arrays, configrecord_key: record})
+    return Message(content, dst_node_id=node_id, message_type=TRAIN_COMMIT)
+
+
+def encode_stock_assignment(
+    node_id: int,
+    arrays: ArrayRecord,
+    assignment: Assignment,
+    extra: Mapping[str, Any] | None = None,
+    arrayrecord_key: str = ARRAYS,
+    configrecord_key: str = CONFIG,
+) -> Message:
+    """Return a plain ``train`` message, for a ClientApp that does not know assignments."""
+    settings = dict(extra or {}) | {"lr": assignment.lr, "server-round": assignment.version + 1}
+    content = RecordDict({arrayrecord_key: arrays, configrecord_key: ConfigRecord(settings)})
+    return Message(content, dst_node_id=node_id, message_type="train")
+
+
+def decode_assignment(message: Message) -> tuple[Assignment, ArrayRecord]:
+    """Read an assignment and the model that comes with it.
+
+    Raises
+    ------
+    RefusedMessage
+        If a record or key is missing or of the wrong type.
+    """
+    content = message.content
+    return Assignment.from_record(_only_config(content)), _only_arrays(content)
+
+
+def decode_train_request(message: Message) -> tuple[Mapping[str, Any], ArrayRecord]:
+    """Read a stock ``train`` or ``evaluate`` message: its settings and its model."""
+    return _only_config(message.content), _only_arrays(message.content)
+
+
+# ---------------------------------------------------------------------------------------- commit
+
+
+def encode_commit(message: Message, commit: Commit) -> Message:
+    """Return the reply that carries a commit."""
+    content = RecordDict(
+        {
+            ARRAYS: encode(commit.update),
+            METRICS: MetricRecord(
+                {
+                    _ID: commit.assignment_id,
+                    _VERSION: commit.version,
+                    _STEPS: commit.steps,
+                    _TRAIN_SECONDS: commit.train_seconds,
+                    NUM_EXAMPLES: commit.num_examples,
+                    TRAIN_LOSS: commit.train_loss,
+                }
+            ),
+        }
+    )
+    if commit.buffers:
+        content[BUFFERS] = encode(commit.buffers)
+    return Message(content, reply_to=message)
+
+
+def encode_train_reply(
+    message: Message, arrays: ArrayRecord, num_examples: int, train_loss: float
+) -> Message:
+    """Return the reply to a stock ``train`` message: the full model."""
+    metrics = MetricRecord({NUM_EXAMPLES: num_examples, TRAIN_LOSS: train_loss})
+    return Message(RecordDict({ARRAYS: arrays, METRICS: metrics}), reply_to=message)
+
+
+def encode_evaluate_reply(
+    message: Message, metrics: Mapping[str, float], num_examples: int
+) -> Message:
+    """Return the reply to an ``evaluate`` message."""
+    record = MetricRecord({f"eval-{key}": value for key, value in metrics.items()})
+    record[NUM_EXAMPLES] = num_examples
+    return Message(RecordDict({METRICS: record}), reply_to=message)
+
+
+def decode_commit(message: Message, assignment: Assignment, model: Weights) -> Commit:
+    """Read and check a commit.
+
+    Parameters
+    ----------
+    message : Message
+        The reply.
+    assignment : Assignment
+        The assignment that it should answer.
+    model : Weights
+        The server's model, for names, shapes and types.
+
+    Raises
+    ------
+    RefusedMessage
+        If the reply is an error, a record or key is missing, it answers another assignment, an
+        array has another name, shape or type than the model's, or a number is not finite.
+    """
+    content = _content(message)
+    metrics = _only_metrics(content)
+    commit = Commit(
+        assignment_id=_integer(metrics, _ID),
+        version=_integer(metrics, _VERSION),
+        steps=_integer(metrics, _STEPS),
+        train_seconds=_number(metrics, _TRAIN_SECONDS),
+        num_examples=_integer(metrics, NUM_EXAMPLES),
+        train_loss=_number(metrics, TRAIN_LOSS),
+        update=_arrays(content, ARRAYS),
+        buffers=_arrays(content, BUFFERS) if BUFFERS in content else {},
+    )
+    if (commit.assignment_id, commit.version) != (assignment.id, assignment.version):
+        raise RefusedMessage(
+            "wrong-assignment",
+            f"{_ID} = {commit.assignment_id}, {_VERSION} = {commit.version}; open is "
+            f"{assignment.id}, {assignment.version}",
+        )
+    if assignment.steps is not None and commit.steps != assignment.steps:
+        raise RefusedMessage(
+            "steps", f"{_STEPS} = {commit.steps}, but {assignment.steps} were assigned"
+        )
+    _check_counts(commit)
+    _check_arrays(commit.update | commit.buffers, model)
+    if overlap := commit.update.keys() & commit.buffers.keys():
+        raise RefusedMessage("arrays", f"{sorted(overlap)} came both as update and as buffer")
+    return commit
+
+
+def decode_stock_reply(
+    message: Message,
+    assignment: Assignment,
+    sent: ArrayRecord,
+    model: Weights,
+    weighted_by_key: str = NUM_EXAMPLES,
+) -> Commit:
+    """Read a full model as a commit: the update is the reply minus the version sent.
+
+    Integer arrays, and those named as BatchNorm names its buffers, are taken as buffers.
+
+    Raises
+    ------
+    RefusedMessage
+        As `decode_commit` does.
+    """
+    content = _content(message)
+    metrics = _only_metrics(content)
+    reply = _decode(_only_arrays(content))
+    _check_arrays(reply, model)
+    base = decode(sent)
+    update, buffers = {}, {}
+    for name, array in reply.items():
+        if is_averaged(array) and not is_buffer_name(name):
+            update[name] = cast(NDArray[np.generic], np.subtract(array, base[name]))
+        else:
+            buffers[name] = array
+    loss = metrics.get(TRAIN_LOSS, metrics.get("train_loss", 0.0))
+    num_examples = int(_number(metrics, weighted_by_key))
+    commit = Commit(
+        assignment_id=assignment.id,
+        version=assignment.version,
+        steps=1,
+        train_seconds=0.0,
+        num_examples=num_examples,
+        train_loss=float(loss) if isinstance(loss, int | float) else 0.0,
+        update=update,
+        buffers=buffers,
+    )
+    _check_counts(commit)
+    return commit
+
+
+def stock_steps(commit: Commit, batch_size: int) -> Commit:
+    """Return a stock reply's commit with the steps of one epoch over the examples it names."""
+    return replace(commit, steps=max(1, -(-commit.num_examples // batch_size)))
+
+
+# ------------------------------------------------------------------------------------ capability
+
+
+def encode_capability_query(node_id: int) -> Message:
+    """Return the message that asks a device for its capability."""
+    return Message(RecordDict(), dst_node_id=node_id, message_type=QUERY_CAPABILITY)
+
+
+def encode_capability(message: Message, capability: Capability) -> Message:
+    """Return the reply that carries a device's capability."""
+    record = ConfigRecord(
+        {
+            "partition-id": capability.partition_id,
+            "num-partitions": capability.num_partitions,
+            NUM_EXAMPLES: capability.num_examples,
+            "batch-size": capability.batch_size,
+        }
+    )
+    for key, value in asdict(capability.profile).items():
+        record[f"profile.{key}"] = value
+    for key, value in capability.versions.items():
+        record[f"version.{key}"] = value
+    return Message(RecordDict({"capability": record}), reply_to=message)
+
+
+def decode_capability(message: Message) -> Capability:
+    """Read and check a device's capability.
+
+    Raises
+    ------
+    RefusedMessage
+        If the reply is an error, a key is missing or a value is out of range.
+    """
+    content = _content(message)
+    record = content.get("capability")
+    if not isinstance(record, ConfigRecord):
+        raise RefusedMessage("missing-key", "the reply has no ConfigRecord 'capability'")
+    settings: dict[str, Any] = {}
+    for key in PROFILE_FIELDS:
+        full = f"profile.{key}"
+        settings[key] = _text(record, full) if key == "name" else _number(record, full)
+    try:
+        profile = DeviceProfile(**settings)
+    except ConfigError as error:
+        raise RefusedMessage("capability", str(error)) from None
+    capability = Capability(
+        partition_id=_integer(record, "partition-id"),
+        num_partitions=_integer(record, "num-partitions"),
+        num_examples=_integer(record, NUM_EXAMPLES),
+        batch_size=_integer(record, "batch-size"),
+        profile=profile,
+        versions={
+            key.removeprefix("version."): str(value)
+            for key, value in record.items()
+            if key.startswith("version.")
+        },
+    )
+    for name, value, least in (
+        ("partition-id", capability.partition_id, 0),
+        (NUM_EXAMPLES, capability.num_examples, 0),
+        ("batch-size", capability.batch_size, 1),
+    ):
+        if value < least:
+            raise RefusedMessage("capability", f"{name} = {value}; it must be at least {least}")
+    return capability
+
+
+def is_unknown_to_client(message: Message) -> bool:
+    """Tell whether a reply says that the ClientApp has no handler for the message's type."""
+    if not message.has_error():
+        return False
+    reason = message.error.reason or ""
+    return "function registered" in reason or "Unsupported message type" in reason
+
+
+# ---------------------------------------------------------------------------------------- checks
+
+
+def _content(message: Message) -> RecordDict:
+    if message.has_error():
+        error = message.error
+        raise RefusedMessage("error-reply", f"code {error.code}: {error.reason}")
+    return message.content
+
+
+def _only_arrays(content: RecordDict) -> ArrayRecord:
+    records = list(content.array_records.values())
+    if len(records) != 1:
+        raise RefusedMessage("missing-key", f"{len(records)} ArrayRecords; expected one")
+    return records[0]
+
+
+def _only_config(content: RecordDict) -> ConfigRecord:
+    records = list(content.config_records.values())
+    if len(records) != 1:
+        raise RefusedMessage("missing-key", f"{len(records)} ConfigRecords; expected one")
+    return records[0]
+
+
+def _only_metrics(content: RecordDict) -> MetricRecord:
+    records = list(content.metric_records.values())
+    if len(records) != 1:
+        raise RefusedMessage("missing-key", f"{len(records)} MetricRecords; expected one")
+    return records[0]
+
+
+def _arrays(content: RecordDict, key: str) -> Weights:
+    record = content.get(key)
+    if not isinstance(record, ArrayRecord):
+        raise RefusedMessage("missing-key", f"the reply has no ArrayRecord {key!r}")
+    return _decode(record)
+
+
+def _decode(record: ArrayRecord) -> Weights:
+    try:
+        return decode(record)
+    except Exception as error:  # NumPy raises many kinds on bytes that are no array
+        raise RefusedMessage("undecodable", f"{type(error).__name__}: {error}") from None
+
+
+def _get(record: Mapping[str, Any], key: str) -> Any:
+    if key not in record:
+        raise RefusedMessage("missing-key", f"{key!r} is missing; found {sorted(record)}")
+    return record[key]
+
+
+def _integer(record: Mapping[str, Any], key: str) -> int:
+    value = _get(record, key)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise RefusedMessage("type", f"{key} = {value!r} is not an integer")
+    return value
+
+
+def _number(record: Mapping[str, Any], key: str) -> float:
+    value = _get(record, key)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise RefusedMessage("type", f"{key} = {value!r} is not a number")
+    if not isfinite(value):
+        raise RefusedMessage("non-finite", f"{key} = {value!r}")
+    return float(value)
+
+
+def _text(record: Mapping[str, Any], key: str) -> str:
+    value = _get(record, key)
+    if not isinstance(value, str):
+        raise RefusedMessage("type", f"{key} = {value!r} is not a string")
+    return value
+
+
+def _check_counts(commit: Commit) -> None:
+    for name, value, least in (
+        (NUM_EXAMPLES, commit.num_examples, 1),
+        (_STEPS, commit.steps, 1),
+        (_TRAIN_SECONDS, commit.train_seconds, 0),
+    ):
+        if value < least:
+            raise RefusedMessage("count", f"{name} = {value}; it must be at least {least}")
+
+
+def _check_arrays(arrays: Weights, model: Weights) -> None:
+    if arrays.keys() != model.keys():
+        missing = sorted(model.keys() - arrays.keys())
+        surplus = sorted(arrays.keys() - model.keys())
+        raise RefusedMessage("arrays", f"missing {missing}, not in the model {surplus}")
+    for name, array in arrays.items():
+        expected = model[name]
+        if array.shape != expected.shape:
+            raise RefusedMessage(
+                "shape", f"{name} has shape {array.shape}; the model's is {expected.shape}"
+            )
+        if array.dtype != expected.dtype:
+            raise RefusedMessage(
+                "dtype", f"{name} has type {array.dtype}; the model's is {expected.dtype}"
+            )
+        if not is_finite(array):
+            raise RefusedMessage("non-finite", f"{name} holds NaN or infinity")

@@ -1,0 +1,111 @@
+"""Mini-batches that depend on the step's number alone."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import TensorDataset, default_collate
+
+from flower_adsp.seeding import stream
+
+if TYPE_CHECKING:
+    from flower_adsp.tasks.base import SizedDataset
+
+Batch = Sequence[Tensor]
+
+
+def collate(data: "SizedDataset", indices: NDArray[np.integer[Any]]) -> Batch:
+    """Return the examples at `indices` as one batch."""
+    if isinstance(data, TensorDataset):
+        chosen = torch.from_numpy(indices)
+        return tuple(tensor[chosen] for tensor in data.tensors)
+    return cast(Batch, default_collate([data[int(index)] for index in indices]))
+
+
+class BatchStream:
+    """An endless stream of mini-batches over a subset of a data set.
+
+    The stream is the concatenation of one permutation per epoch; batch n is its slice from
+    n·B to (n + 1)·B. So which examples step n uses depends on n alone, and not on how the steps
+    are cut into commits, nor on which process computes them.
+
+    Parameters
+    ----------
+    data : SizedDataset
+        Where the examples are.
+    indices : NDArray[np.integer]
+        The examples to use, of shape ``(size,)``; at least one.
+    batch_size : int
+        B, examples in a batch.
+    seed, partition_id : int
+        Which stream.
+    """
+
+    def __init__(
+        self,
+        data: "SizedDataset",
+        indices: NDArray[np.integer[Any]],
+        batch_size: int,
+        seed: int,
+        partition_id: int,
+    ) -> None:
+        self.data = data
+        self.indices = indices
+        self.batch_size = batch_size
+        self.seed = seed
+        self.partition_id = partition_id
+        self._permutation = lru_cache(maxsize=4)(self._draw_permutation)
+
+    def __len__(self) -> int:
+        """Return the number of examples in an epoch."""
+        return len(self.indices)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Return the number of batches that cover an epoch."""
+        return -(-len(self) // self.batch_size)
+
+    def _draw_permutation(self, epoch: int) -> NDArray[np.int64]:
+        return stream(self.seed, self.partition_id, "epoch", epoch).permutation(len(self))
+
+    def rows(self, step: int) -> NDArray[np.integer[Any]]:
+        """Return which examples of the data set step `step` uses."""
+        positions = np.arange(step * self.batch_size, (step + 1) * self.batch_size)
+        epochs, offsets = np.divmod(positions, len(self))
+        parts = [
+            self._permutation(int(epoch))[offsets[epochs == epoch]] for epoch in np.unique(epochs)
+        ]
+        return self.indices[np.concatenate(parts)]
+
+    def batch(self, step: int) -> Batch:
+        """Return the mini-batch of step `step`."""
+        return collate(self.data, self.rows(step))
+
+
+def own_split(
+    size: int, seed: int, partition_id: int, fraction: float = 0.1
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Split a device's examples into those it trains on and those it evaluates on.
+
+    Parameters
+    ----------
+    size : int
+        Examples in the partition.
+    seed, partition_id : int
+        Which stream draws the split.
+    fraction : float (default: 0.1)
+        Share held out, rounded down; at least one example where there are two or more.
+
+    Returns
+    -------
+    tuple[NDArray[np.int64], NDArray[np.int64]]
+        Training and evaluation indices, sorted. A single example serves as both.
+    """
+    order = stream(seed, partition_id, "own-split").permutation(size)
+    held = max(int(size * fraction), 1) if size > 1 else 0
+    train = np.sort(order[held:])
+    return train, np.sort(order[:held]) if held else train

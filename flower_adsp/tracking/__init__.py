@@ -1,0 +1,1 @@
+"""What follows a run: small callbacks, one a file."""
