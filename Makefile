@@ -1,0 +1,34 @@
+# Everything is installed in .venv, from which all commands here run.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+STAGE := build/stage
+
+.PHONY: run test check clean
+
+# pip, not uv: a machine may offer torch for its own kind of hardware to pip.
+$(STAMP): pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $@
+
+run: $(STAMP)
+	$(BIN)/flower-adsp run $(ARGS)
+
+test: $(STAMP)
+	$(BIN)/python -m pytest $(ARGS)
+
+# The strategies and clients are checked where a wheel has them: inside the package.
+check: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	rm -rf $(STAGE)
+	mkdir -p $(STAGE)
+	cp -R flower_adsp $(STAGE)/
+	cp -R strategies clients $(STAGE)/flower_adsp/
+	cd $(STAGE) && MYPYPATH=. $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml -p flower_adsp
+
+clean:
+	rm -rf $(VENV) build dist outputs .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

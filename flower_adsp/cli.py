@@ -1,0 +1,81 @@
+"""The ``flower-adsp`` command."""
+
+import os
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flower_adsp.config import load_config
+from flower_adsp.errors import FlowerAdspError
+from flower_adsp.launch import run_simulation
+
+main = typer.Typer(
+    no_args_is_help=True,
+    help="Train one model across unequal edge devices with Flower.",
+    pretty_exceptions_enable=False,
+)
+
+_INTERRUPTED = 130
+
+
+@main.callback()
+def _commands() -> None:
+    """Keep `run` a subcommand."""
+
+
+@main.command()
+def run(
+    strategy: Annotated[str, typer.Option(help="A name in conf/strategy, or a YAML file.")] = "adsp",
+    devices: Annotated[str, typer.Option(help="A name in conf/devices.")] = "adsp-ec2",
+    task: Annotated[str, typer.Option(help="A name in conf/task.")] = "mnist-cnn",
+    network: Annotated[str, typer.Option(help="A name in conf/network.")] = "links",
+    seed: Annotated[int, typer.Option(help="Seed of every random draw.")] = 0,
+    output: Annotated[Path | None, typer.Option(help="Folder of the run's files.")] = None,
+    resume: Annotated[
+        str, typer.Option(help="Folder of an earlier run, whose final model to begin with.")
+    ] = "",
+    overrides: Annotated[
+        str, typer.Option(help='Such as "strategy.check_period=30 task.batch_size=64".')
+    ] = "",
+    num_supernodes: Annotated[int, typer.Option(min=1, help="Simulated devices.")] = 18,
+    num_actors: Annotated[
+        int, typer.Option(min=0, help="Ray actors; 0 takes one for each core.")
+    ] = 0,
+    app: Annotated[Path, typer.Option(help="Folder of the Flower app.")] = Path("."),
+) -> None:
+    """Run a simulation through ``flwr run``, with a SuperLink of its own.
+
+    Exits with 0 when the run completed, 1 when it failed, 2 when the settings are wrong, 130 when
+    it was interrupted.
+    """
+    stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+    folder = (output or Path("outputs") / f"{stamp}_{Path(strategy).stem}").absolute()
+    run_config = {
+        "strategy": strategy,
+        "devices": devices,
+        "task": task,
+        "network": network,
+        "seed": seed,
+        "output": str(folder),
+        "resume": str(Path(resume).absolute()) if resume else "",
+        "overrides": overrides,
+    }
+    try:
+        load_config(run_config)  # a wrong setting is told at once, not after Ray has started
+    except FlowerAdspError as error:
+        typer.secho(f"Error: {error}", fg="red", err=True)
+        raise typer.Exit(2) from None
+    try:
+        numbers = run_simulation(
+            app.absolute(), run_config, num_supernodes, num_actors or os.cpu_count() or 1
+        )
+    except FlowerAdspError as error:
+        typer.secho(f"Error: {error}", fg="red", err=True)
+        raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        typer.secho("Interrupted; the run was stopped", fg="red", err=True)
+        raise typer.Exit(_INTERRUPTED) from None
+    figures = ", ".join(f"{key} {value:.4f}" for key, value in numbers["test"].items())
+    typer.echo(f"Test: {figures}. The files are in {folder}")

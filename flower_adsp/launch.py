@@ -1,0 +1,294 @@
+"""Start ``flwr run`` with a SuperLink of its own, and leave nothing behind.
+
+Plain ``flwr run`` uses whatever SuperLink answers on its port, with that process's environment,
+leaves it running, and exits with 0 when the ServerApp has failed. This module starts a SuperLink
+on free ports with a home folder of its own, finds out how the run ended, and stops it.
+"""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+from urllib.request import urlopen
+
+from flower_adsp.errors import ConfigError, FlowerAdspError
+
+_CONNECTION = "own"
+_START_SECONDS, _STOP_SECONDS = 60.0, 20.0
+
+
+class RunFailed(FlowerAdspError, RuntimeError):
+    """The run did not complete."""
+
+
+def free_ports(number: int) -> list[int]:
+    """Return ports of the loopback interface that nobody listens on."""
+    sockets = [socket.socket() for _ in range(number)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [int(each.getsockname()[1]) for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+def to_toml(settings: Mapping[str, Any]) -> str:
+    """Return settings of plain types as lines of TOML; a dot in a key makes a table."""
+    return "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items())
+
+
+class LocalSuperLink:
+    """A SuperLink for simulations, with a home folder and ports of its own.
+
+    Used as a context manager; leaving it stops the SuperLink and all that it started.
+    """
+
+    def __init__(self) -> None:
+        self._home = Path(tempfile.mkdtemp(prefix="flower-adsp-"))
+        self.port, control = free_ports(2)
+        scripts = str(Path(sys.executable).parent)
+        self.environment = {
+            **os.environ,
+            "PATH": os.pathsep.join([scripts, os.environ.get("PATH", "")]),
+            "FLWR_HOME": str(self._home),
+            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONUNBUFFERED": "1",
+        }
+        self._command = [
+            "flower-superlink", "--insecure", "--simulation", "--isolation", "subprocess",
+            "--host", "127.0.0.1", "--port", str(self.port),
+            "--control-api-address", f"127.0.0.1:{control}",
+            "--disable-runtime-dependency-installation",
+        ]  # fmt: skip
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> "LocalSuperLink":
+        """Start the SuperLink and wait until it answers."""
+        (self._home / "config.toml").write_text(
+            f'[superlink]\ndefault = "{_CONNECTION}"\n\n[superlink.{_CONNECTION}]\n'
+            f'address = "127.0.0.1:{self.port}"\ninsecure = true\n',
+            encoding="utf-8",
+        )
+        log_path = self._home / "superlink.log"
+        try:
+            with log_path.open("wb") as log_file:
+                self._process = subprocess.Popen(
+                    self._command,
+                    env=self.environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log_file,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            self._wait_until_healthy(log_path)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop it."""
+        self.close()
+
+    def _wait_until_healthy(self, log_path: Path) -> None:
+        assert self._process is not None
+        deadline = time.monotonic() + _START_SECONDS
+        while time.monotonic() < deadline and self._process.poll() is None:
+            try:
+                with urlopen(f"http://127.0.0.1:{self.port}/health", timeout=1):
+                    return
+            except (URLError, OSError):
+                time.sleep(0.1)
+        tail = log_path.read_text(encoding="utf-8", errors="replace")[-2000:]
+        raise RunFailed(f"flower-superlink did not start within {_START_SECONDS:.0f} s:\n{tail}")
+
+    def close(self) -> None:
+        """Stop the SuperLink and all processes it started, and remove its home folder."""
+        process, self._process = self._process, None
+        if process is not None:
+            family = _descendants(process.pid)
+            _signal(process.pid, signal.SIGTERM)
+            _wait_gone([process.pid, *family], _STOP_SECONDS, process)
+            for pid in (*family, process.pid):
+                _signal(pid, signal.SIGKILL)
+            process.wait()
+        shutil.rmtree(self._home, ignore_errors=True)
+
+    def flwr(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run a ``flwr`` command against this SuperLink, and capture what it prints."""
+        return subprocess.run(
+            ["flwr", *arguments], env=self.environment, capture_output=True, text=True, check=False
+        )
+
+    def status(self) -> dict[str, Any] | None:
+        """Return what ``flwr list`` says of the latest run, or None if there is none."""
+        listed = self.flwr("list", _CONNECTION, "--format", "json")
+        try:
+            runs = json.loads(listed.stdout[listed.stdout.index("{") :]).get("runs", [])
+        except ValueError:
+            return None
+        return dict(runs[0]) if runs else None
+
+    def run(
+        self,
+        app: Path,
+        run_config: Mapping[str, Any],
+        num_supernodes: int,
+        num_actors: int,
+        quiet: bool = False,
+    ) -> None:
+        """Run an app in simulation, and wait for its end.
+
+        Parameters
+        ----------
+        app : Path
+            Folder of the app's ``pyproject.toml``.
+        run_config : Mapping[str, Any]
+            Values over those of the app's ``[tool.flwr.app.config]``.
+        num_supernodes : int
+            Number of simulated devices.
+        num_actors : int
+            Number of Ray actors, each with one CPU, that take turns in being a device.
+        quiet : bool (default: False)
+            Whether to keep the run's log back unless it fails.
+
+        Raises
+        ------
+        RunFailed
+            If the run did not complete.
+        """
+        config_file = self._home / "run-config.toml"
+        config_file.write_text(to_toml(run_config), encoding="utf-8")
+        federation = (
+            f"num-supernodes={num_supernodes} client-resources-num-cpus=1 "
+            f"init-args-num-cpus={num_actors}"
+        )
+        process = subprocess.Popen(
+            ["flwr", "run", str(app), _CONNECTION, "--stream",
+             "--run-config", str(config_file), "--federation-config", federation],
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE if quiet else None,
+            stderr=subprocess.STDOUT if quiet else None,
+            text=True,
+        )  # fmt: skip
+        try:
+            printed, _ = process.communicate()
+        except BaseException:
+            self._stop_run()
+            process.terminate()
+            process.wait()
+            raise
+        status = self._final_status()
+        if status != "finished:completed":
+            raise RunFailed(f"the run ended as {status}\n{printed or ''}".rstrip())
+
+    def _final_status(self) -> str:
+        deadline = time.monotonic() + _STOP_SECONDS
+        while True:
+            run = self.status()
+            status = "not started" if run is None else str(run.get("status"))
+            if status.startswith("finished") or run is None or time.monotonic() > deadline:
+                return status
+            time.sleep(0.5)
+
+    def _stop_run(self) -> None:
+        run = self.status()
+        if run is not None and not str(run.get("status")).startswith("finished"):
+            self.flwr("stop", str(run["run-id"]), _CONNECTION)
+
+
+def run_simulation(
+    app: Path,
+    run_config: Mapping[str, Any],
+    num_supernodes: int,
+    num_actors: int,
+    quiet: bool = False,
+) -> dict[str, Any]:
+    """Run an app that writes a ``summary.json``, with a SuperLink of its own.
+
+    Parameters
+    ----------
+    app, run_config, num_supernodes, num_actors, quiet
+        As for `LocalSuperLink.run`; the run config must hold an absolute ``output``.
+
+    Returns
+    -------
+    dict[str, Any]
+        What ``summary.json`` holds.
+
+    Raises
+    ------
+    RunFailed
+        If the run did not complete, or left no summary.
+    """
+    if not (app / "pyproject.toml").is_file():
+        raise ConfigError(f"app = {str(app)!r} holds no pyproject.toml of a Flower app")
+    output = Path(run_config["output"])
+    if not output.is_absolute():
+        raise ConfigError(f"output = {str(output)!r} must be an absolute path")
+    summary = output / "summary.json"
+    summary.unlink(missing_ok=True)  # one of an earlier run would hide a failure
+    with LocalSuperLink() as link:
+        link.run(app, run_config, num_supernodes, num_actors, quiet)
+    if not summary.is_file():
+        raise RunFailed(f"the run left no {summary}")
+    return dict(json.loads(summary.read_text(encoding="utf-8")))
+
+
+# ---------------------------------------------------------------------------------------- processes
+
+
+def _descendants(pid: int) -> list[int]:
+    """Return the ids of a process's children and theirs, from ``ps``."""
+    listed = subprocess.run(
+        ["ps", "-e", "-o", "pid=,ppid="], capture_output=True, text=True, check=False
+    )
+    children: dict[int, list[int]] = {}
+    for line in listed.stdout.splitlines():
+        child, parent = (int(part) for part in line.split())
+        children.setdefault(parent, []).append(child)
+    found, queue = [], [pid]
+    while queue:
+        for child in children.get(queue.pop(), []):
+            found.append(child)
+            queue.append(child)
+    return found
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _wait_gone(pids: list[int], seconds: float, leader: "subprocess.Popen[bytes]") -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        leader.poll()  # so that it does not stay as a zombie
+        if not any(_is_alive(pid) for pid in pids):
+            return
+        time.sleep(0.1)
