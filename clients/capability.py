@@ -1,8 +1,8 @@
 """The handler of ``query.capability``: who the device is and what it can do."""
 
+from flower_adsp.clients.device import device_of
 from flwr.app import Context, Message
 
-from flower_adsp.clients.device import device_of
 from flower_adsp.messages import Capability, encode_capability, software_versions
 
 

@@ -2,11 +2,11 @@
 
 import numpy as np
 import torch
+from flower_adsp.clients.device import device_of
+from flower_adsp.clients.training import make_optimizer, train
 from flwr.app import Array, ArrayRecord, Context, Message
 from torch import nn
 
-from flower_adsp.clients.device import device_of
-from flower_adsp.clients.training import make_optimizer, train
 from flower_adsp.messages import Commit, decode_assignment, encode_commit
 
 _MOMENTUM = "flower-adsp.momentum"
@@ -62,9 +62,7 @@ def handle_commit(message: Message, context: Context) -> Message:
     return reply
 
 
-def _restore_momentum(
-    optimizer: torch.optim.Optimizer, model: nn.Module, context: Context
-) -> None:
+def _restore_momentum(optimizer: torch.optim.Optimizer, model: nn.Module, context: Context) -> None:
     record = context.state.array_records.get(_MOMENTUM)
     if record is None:
         return

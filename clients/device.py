@@ -1,7 +1,7 @@
 """What a device knows of itself: its settings, task, data and profile."""
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -41,11 +41,11 @@ class Device:
     held_out: BatchStream
     node_config: tuple[tuple[str, Any], ...]
 
-    @property
+    @cached_property
     def profile(self) -> DeviceProfile:
         """Return its profile: from the preset or measured, under its node's own overrides."""
         if self.config.devices.measure:
-            profile = _measured(self.task)
+            profile = measure(self.task)
         else:
             profile = deal(self.config.devices.profiles, self.partition_id + 1)[-1]
         return with_overrides(profile, dict(self.node_config))
@@ -115,8 +115,3 @@ def pick_accelerator(name: str) -> torch.device:
     there = [kind for kind, is_there in available.items() if is_there]
     require(available.get(name, False), "train.device", name, f"auto or one of {there}")
     return torch.device(name)
-
-
-@lru_cache(maxsize=1)
-def _measured(task: Task) -> DeviceProfile:
-    return measure(task)

@@ -1,10 +1,10 @@
 """Teach a ClientApp the messages of this project."""
 
-from flwr.clientapp import ClientApp
-
 from flower_adsp.clients.capability import handle_capability
 from flower_adsp.clients.commit import handle_commit
 from flower_adsp.clients.stock import handle_evaluate, handle_train
+from flwr.clientapp import ClientApp
+
 from flower_adsp.messages import QUERY_CAPABILITY, TRAIN_COMMIT
 
 

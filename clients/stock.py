@@ -4,12 +4,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from flower_adsp.clients.device import device_of
+from flower_adsp.clients.training import make_optimizer, train
 from flwr.app import ArrayRecord, Context, Message
 from torch import Tensor, nn
 from torch.utils.data import Subset
 
-from flower_adsp.clients.device import device_of
-from flower_adsp.clients.training import make_optimizer, train
 from flower_adsp.errors import require
 from flower_adsp.messages import (
     decode_train_request,
@@ -72,6 +72,6 @@ def _proximal_term(model: nn.Module, mu: Any) -> Callable[[nn.Module], Tensor] |
             (parameter - first).square().sum()
             for parameter, first in zip(current.parameters(), start, strict=True)
         ]
-        return (mu / 2) * torch.stack(squares).sum()
+        return torch.stack(squares).sum() * (float(mu) / 2)
 
     return penalty

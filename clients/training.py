@@ -5,9 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from flower_adsp.clients.device import Device
 from torch import Tensor, nn
 
-from flower_adsp.clients.device import Device
 from flower_adsp.seeding import integer_seed
 
 

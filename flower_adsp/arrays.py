@@ -5,12 +5,13 @@ as *values*: adding differences of a running variance could make it negative.
 """
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 
-Weights = dict[str, NDArray[np.generic]]
+Weights = dict[str, NDArray[Any]]
 
 _BATCHNORM_BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 
@@ -20,17 +21,17 @@ def decode(record: ArrayRecord) -> Weights:
     return {name: array.numpy() for name, array in record.items()}
 
 
-def encode(weights: Mapping[str, NDArray[np.generic]]) -> ArrayRecord:
+def encode(weights: Mapping[str, NDArray[Any]]) -> ArrayRecord:
     """Return a record with copies of the arrays."""
     return ArrayRecord({name: Array(np.asarray(array)) for name, array in weights.items()})
 
 
-def num_bytes(weights: Mapping[str, NDArray[np.generic]]) -> int:
+def num_bytes(weights: Mapping[str, NDArray[Any]]) -> int:
     """Return the size in bytes of the arrays, without any framing."""
     return sum(array.nbytes for array in weights.values())
 
 
-def is_finite(array: NDArray[np.generic]) -> bool:
+def is_finite(array: NDArray[Any]) -> bool:
     """Tell whether an array holds neither NaN nor infinity.
 
     A sum is finite only if all its terms are, and needs no second array; only where it is not
@@ -43,7 +44,7 @@ def is_finite(array: NDArray[np.generic]) -> bool:
     return bool(np.isfinite(total)) or bool(np.isfinite(array).all())
 
 
-def is_averaged(array: NDArray[np.generic]) -> bool:
+def is_averaged(array: NDArray[Any]) -> bool:
     """Tell whether an array may be averaged or scaled: only floating-point ones may."""
     return bool(np.issubdtype(array.dtype, np.floating))
 

@@ -27,7 +27,9 @@ def _commands() -> None:
 
 @main.command()
 def run(
-    strategy: Annotated[str, typer.Option(help="A name in conf/strategy, or a YAML file.")] = "adsp",
+    strategy: Annotated[
+        str, typer.Option(help="A name in conf/strategy, or a YAML file.")
+    ] = "adsp",
     devices: Annotated[str, typer.Option(help="A name in conf/devices.")] = "adsp-ec2",
     task: Annotated[str, typer.Option(help="A name in conf/task.")] = "mnist-cnn",
     network: Annotated[str, typer.Option(help="A name in conf/network.")] = "links",

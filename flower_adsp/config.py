@@ -17,7 +17,6 @@ from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationError
 
 import flower_adsp
 from flower_adsp.devices import DeviceProfile, parse_preset
@@ -277,26 +276,30 @@ def _typed(
             raise ConfigError(f"{section} = {source!r} must be a mapping of settings")
         for key, value in source.items():
             if key not in hints:
-                raise unknown(f"key of {section}", f"{section}.{key}", [
-                    f"{section}.{name}" for name in hints
-                ])
+                raise unknown(
+                    f"key of {section}", f"{section}.{key}", [f"{section}.{name}" for name in hints]
+                )
             _set(merged, section, str(key), value, hints[key])
     values = OmegaConf.to_container(merged)
     assert isinstance(values, dict)
     return schema(**{str(key): value for key, value in values.items()})
 
 
+def _accepts(hint: Any, value: Any) -> bool:
+    """Tell whether a value is of a type; an integer will do for a float."""
+    kinds = get_args(hint) or (hint,)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return int in kinds or float in kinds
+    return type(value) in kinds
+
+
 def _set(target: DictConfig, section: str, key: str, value: Any, hint: Any) -> None:
-    allowed = f"of type {_type_name(hint)}"
-    if isinstance(value, bool) and bool not in (hint, *get_args(hint)):
-        raise ConfigError(f"{section}.{key} = {value!r} is not allowed; it must be {allowed}")
-    is_float = float in (hint, *get_args(hint))
-    try:
-        target[key] = float(value) if is_float and isinstance(value, int) else value
-    except (ValidationError, ConfigKeyError, OmegaConfBaseException):
+    if not _accepts(hint, value):
         raise ConfigError(
-            f"{section}.{key} = {value!r} is not allowed; it must be {allowed}"
-        ) from None
+            f"{section}.{key} = {value!r} is not allowed; it must be of type {_type_name(hint)}"
+        )
+    is_float = float in (get_args(hint) or (hint,))
+    target[key] = float(value) if is_float and value is not None else value
     if isinstance(target[key], float):
         require(isfinite(target[key]), f"{section}.{key}", value, "a finite number")
 
@@ -379,7 +382,9 @@ def _devices(name: str) -> Devices:
 def _check_run(run: RunSettings) -> None:
     require(run.num_rounds >= 1, "run.num_rounds", run.num_rounds, "at least 1")
     require(
-        run.min_available_nodes >= 1, "run.min_available_nodes", run.min_available_nodes,
+        run.min_available_nodes >= 1,
+        "run.min_available_nodes",
+        run.min_available_nodes,
         "at least 1",
     )
     for key in ("node_timeout", "reply_timeout"):

@@ -91,7 +91,9 @@ def deal(profiles: Sequence[tuple[DeviceProfile, int]], num_devices: int) -> lis
     return [deck[index % len(deck)] for index in range(num_devices)]
 
 
-def parse_preset(name: str, entries: Sequence[Mapping[str, Any]]) -> list[tuple[DeviceProfile, int]]:
+def parse_preset(
+    name: str, entries: Sequence[Mapping[str, Any]]
+) -> list[tuple[DeviceProfile, int]]:
     """Read a preset's list of profiles, each with the fields of a profile and a `count`."""
     require(len(entries) > 0, f"devices.profiles of preset {name!r}", list(entries), "not empty")
     preset = []
@@ -116,7 +118,7 @@ def parse_preset(name: str, entries: Sequence[Mapping[str, Any]]) -> list[tuple[
 
 def with_overrides(profile: DeviceProfile, node_config: Mapping[str, Any]) -> DeviceProfile:
     """Lay the fields that a node's own ``--node-config`` gives over its profile."""
-    given = {}
+    given: dict[str, Any] = {}
     for key in PROFILE_FIELDS:
         value = node_config.get(key, node_config.get(key.replace("_", "-")))
         if value is not None:

@@ -71,7 +71,7 @@ def run_experiment(grid: Grid, config: Config) -> dict[str, Any]:
         **(summary.numbers or _rounds(result.evaluate_metrics_serverapp)),
         "test": evaluate.metrics(final, "test"),
     }
-    save_file({name: array for name, array in decode(final).items()}, folder / MODEL)
+    save_file(decode(final), folder / MODEL)
     _write_json(folder / HOST, {"began": began, "seconds": time.time() - began})
     _write_json(folder / SUMMARY, numbers)  # last: it says that the run is whole
     for line in format_summary(numbers):
@@ -109,9 +109,8 @@ def _build_strategy(config: Config, callbacks: list[Any]) -> Strategy:
         target_loss=run.target_loss,
         min_available_nodes=run.min_available_nodes,
         node_timeout=run.node_timeout,
-        stock_profiles=[
-            profile for profile, count in config.devices.profiles for _ in range(count)
-        ] or LoopOptions().stock_profiles,
+        stock_profiles=[profile for profile, count in config.devices.profiles for _ in range(count)]
+        or LoopOptions().stock_profiles,
         callbacks=callbacks,
     )
     strategy = config.strategy.build(loop=loop)

@@ -5,6 +5,7 @@ leaves it running, and exits with 0 when the ServerApp has failed. This module s
 on free ports with a home folder of its own, finds out how the run ended, and stops it.
 """
 
+import contextlib
 import json
 import os
 import shutil
@@ -23,6 +24,7 @@ from urllib.request import urlopen
 from flower_adsp.errors import ConfigError, FlowerAdspError
 
 _CONNECTION = "own"
+_LONGEST_RAY_HOME = 40  # Ray makes Unix sockets below it, whose paths have at most 107 characters
 _START_SECONDS, _STOP_SECONDS = 60.0, 20.0
 
 
@@ -54,7 +56,7 @@ class LocalSuperLink:
     """
 
     def __init__(self) -> None:
-        self._home = Path(tempfile.mkdtemp(prefix="flower-adsp-"))
+        self._home = Path(tempfile.mkdtemp(prefix="fadsp-"))
         self.port, control = free_ports(2)
         scripts = str(Path(sys.executable).parent)
         self.environment = {
@@ -68,6 +70,8 @@ class LocalSuperLink:
             "OMP_NUM_THREADS": "1",
             "PYTHONUNBUFFERED": "1",
         }
+        if len(str(self._home)) <= _LONGEST_RAY_HOME:
+            self.environment["RAY_TMPDIR"] = str(self._home)
         self._command = [
             "flower-superlink", "--insecure", "--simulation", "--isolation", "subprocess",
             "--host", "127.0.0.1", "--port", str(self.port),
@@ -271,10 +275,8 @@ def _descendants(pid: int) -> list[int]:
 
 
 def _signal(pid: int, number: signal.Signals) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
-    except ProcessLookupError:
-        pass
 
 
 def _is_alive(pid: int) -> bool:

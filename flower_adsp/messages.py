@@ -15,12 +15,11 @@ import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from math import isfinite
-from typing import Any, cast
+from typing import Any
 
 import flwr
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from numpy.typing import NDArray
 
 from flower_adsp import __version__
 from flower_adsp.arrays import Weights, decode, encode, is_averaged, is_buffer_name, is_finite
@@ -345,7 +344,7 @@ def decode_stock_reply(
     update, buffers = {}, {}
     for name, array in reply.items():
         if is_averaged(array) and not is_buffer_name(name):
-            update[name] = cast(NDArray[np.generic], np.subtract(array, base[name]))
+            update[name] = np.subtract(array, base[name])
         else:
             buffers[name] = array
     loss = metrics.get(TRAIN_LOSS, metrics.get("train_loss", 0.0))

@@ -8,7 +8,7 @@ import itertools
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, cast
+from typing import Any
 from uuid import uuid4
 
 from flwr.app import Context, Error, Message, RecordDict
@@ -157,8 +157,6 @@ class InProcessGrid(Grid):
         except Exception as error:  # whatever a handler raises is reported, as by Flower
             traceback.print_exc()
             reason = f"{type(error)}:<'{error}'>"
-            reply = Message(
-                Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message
-            )
+            reply = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
         reply.metadata.__dict__["_message_id"] = f"reply-{next(self._replied)}"
-        return cast(Message, reply)
+        return reply

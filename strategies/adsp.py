@@ -6,14 +6,14 @@ https://arxiv.org/abs/1911.06949.
 
 from logging import WARNING
 
+from flower_adsp.strategies.base import CommitStrategy
+from flower_adsp.strategies.options import LoopOptions
+from flower_adsp.strategies.state import FederationState, Work, Worker
 from flwr.common.logger import log
 
 from flower_adsp.arrays import add_scaled, mix_buffers
 from flower_adsp.errors import require
 from flower_adsp.messages import Commit
-from flower_adsp.strategies.base import CommitStrategy
-from flower_adsp.strategies.options import LoopOptions
-from flower_adsp.strategies.state import FederationState, Work, Worker
 
 
 def commits_due(commit_target: int, commits: int) -> int:
@@ -138,8 +138,6 @@ class Adsp(CommitStrategy):
         }
 
 
-def step_size(
-    state: FederationState, worker: Worker, commit: Commit, given: float | None
-) -> float:
+def step_size(state: FederationState, worker: Worker, commit: Commit, given: float | None) -> float:
     """Return η for an asynchronous commit: as given, or the worker's share of a full round."""
     return state.share(worker, commit.num_examples) if given is None else given

@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterable
 from logging import INFO
 from typing import NoReturn
 
+from flower_adsp.strategies.options import LoopOptions
+from flower_adsp.strategies.state import FederationState, Work, Worker
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common.logger import log
 from flwr.serverapp import Grid
@@ -12,8 +14,6 @@ from flwr.serverapp.strategy import Result, Strategy
 from flwr.serverapp.strategy.strategy_utils import log_strategy_start_info
 
 from flower_adsp.messages import Commit
-from flower_adsp.strategies.options import LoopOptions
-from flower_adsp.strategies.state import FederationState, Work, Worker
 
 
 class CommitStrategy(Strategy):
@@ -44,7 +44,7 @@ class CommitStrategy(Strategy):
 
     # --------------------------------------------------------------------------- the questions
 
-    def begin(self) -> None:  # noqa: B027 - a hook that may stay empty
+    def begin(self) -> None:
         """Prepare for a run; `state` is set."""
 
     @abstractmethod
@@ -63,7 +63,7 @@ class CommitStrategy(Strategy):
         """Go on without the commit of a worker that was refused; return as `apply`."""
         return False
 
-    def checkpoint(self) -> None:  # noqa: B027 - a hook that may stay empty
+    def checkpoint(self) -> None:
         """Do what is due at the end of a check period; `state.index` is its number."""
 
     def status(self) -> dict[str, float | int | list[int]]:

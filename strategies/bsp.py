@@ -4,12 +4,13 @@ Valiant, "A bridging model for parallel computation", CACM 33(8), 1990,
 https://doi.org/10.1145/79173.79181.
 """
 
-from flower_adsp.arrays import Weights, add_scaled, mix_buffers, weighted_mean
-from flower_adsp.errors import require
-from flower_adsp.messages import Commit
 from flower_adsp.strategies.base import CommitStrategy
 from flower_adsp.strategies.options import LoopOptions
 from flower_adsp.strategies.state import Work, Worker
+
+from flower_adsp.arrays import Weights, add_scaled, mix_buffers, weighted_mean
+from flower_adsp.errors import require
+from flower_adsp.messages import Commit
 
 
 class Bsp(CommitStrategy):

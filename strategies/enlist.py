@@ -4,6 +4,9 @@ import time
 from dataclasses import dataclass
 from logging import INFO, WARNING
 
+from flower_adsp.strategies.inbox import Inbox
+from flower_adsp.strategies.options import LoopOptions
+from flower_adsp.strategies.state import Worker
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
@@ -14,9 +17,6 @@ from flower_adsp.messages import (
     encode_capability_query,
     is_unknown_to_client,
 )
-from flower_adsp.strategies.inbox import Inbox
-from flower_adsp.strategies.options import LoopOptions
-from flower_adsp.strategies.state import Worker
 
 _SETTLE_SECONDS = 5.0  # how long nobody new must appear, where the number of nodes is not known
 _ATTEMPTS = 3

@@ -7,6 +7,9 @@ from logging import INFO
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
+from flower_adsp.strategies.enlist import enlist
+from flower_adsp.strategies.inbox import Inbox
+from flower_adsp.strategies.state import FederationState, Flight, Work, Worker
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common.logger import log
 from flwr.serverapp import Grid
@@ -26,9 +29,6 @@ from flower_adsp.messages import (
     stock_steps,
 )
 from flower_adsp.seeding import stream
-from flower_adsp.strategies.enlist import enlist
-from flower_adsp.strategies.inbox import Inbox
-from flower_adsp.strategies.state import FederationState, Flight, Work, Worker
 
 if TYPE_CHECKING:
     from flower_adsp.strategies.base import CommitStrategy
@@ -92,8 +92,8 @@ class EventLoop:
         self.timeout = timeout
         self.evaluate_fn = evaluate_fn
         settings: dict[str, Any] = dict(train_config or {})
-        self.learning_rate = _positive(settings, "lr", DEFAULT_LEARNING_RATE)
-        self.half_life = _positive(settings, "lr-half-life", None)
+        self.learning_rate: float = _positive(settings, "lr", DEFAULT_LEARNING_RATE)
+        self.half_life: float | None = _positive(settings, "lr-half-life", None)
         self.extra = settings
         self.result = Result()
         self.clock: Clock = VirtualClock() if self.options.clock == "virtual" else WallClock()
@@ -145,8 +145,12 @@ class EventLoop:
             strategy=type(self.strategy).__name__,
             settings=self.strategy.describe(),
             workers=[
-                {"id": worker.id, "device": worker.profile.name, "speed": worker.speed,
-                 "examples": worker.num_examples}
+                {
+                    "id": worker.id,
+                    "device": worker.profile.name,
+                    "speed": worker.speed,
+                    "examples": worker.num_examples,
+                }
                 for worker in workers
             ],
         )
@@ -287,7 +291,8 @@ class EventLoop:
     def _learning_rate(self) -> float:
         if self.half_life is None:
             return self.learning_rate
-        return float(self.learning_rate * 0.5 ** (self.state.seconds / self.half_life))
+        decay: float = 0.5 ** (self.state.seconds / self.half_life)
+        return self.learning_rate * decay
 
     # ------------------------------------------------------------------------------------ commits
 
@@ -393,8 +398,13 @@ class EventLoop:
         worker.refused[error.kind] += 1
         worker.failures_in_a_row += 1
         changed = self.strategy.refuse(worker)
-        self._tell("refused", worker=worker.id, kind=error.kind, detail=error.detail,
-                   **_times(flight, self.clock.is_virtual))
+        self._tell(
+            "refused",
+            worker=worker.id,
+            kind=error.kind,
+            detail=error.detail,
+            **_times(flight, self.clock.is_virtual),
+        )
         return changed
 
     # --------------------------------------------------------------------------------- evaluation

@@ -79,7 +79,7 @@ class BatchStream:
         parts = [
             self._permutation(int(epoch))[offsets[epochs == epoch]] for epoch in np.unique(epochs)
         ]
-        return self.indices[np.concatenate(parts)]
+        return np.take(self.indices, np.concatenate(parts))
 
     def batch(self, step: int) -> Batch:
         """Return the mini-batch of step `step`."""

@@ -1,0 +1,100 @@
+"""Helpers that the tests share."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flower_adsp.strategies import CommitStrategy
+from flwr.app import ArrayRecord, Message, MetricRecord
+
+from flower_adsp.client_app import app
+from flower_adsp.config import load_config
+from flower_adsp.experiment import run_experiment
+from flower_adsp.testing import InProcessGrid
+from flower_adsp.tracking.base import Callback
+from tests.toy import Quadratic
+
+TOY = "task.target=tests.toy:build"
+
+
+class Recorder(Callback):
+    """Keeps the records of a run."""
+
+    def __init__(self) -> None:
+        self.records: list[Mapping[str, Any]] = []
+        self.closed = 0
+
+    def on_event(self, record: Mapping[str, Any], state: Any) -> None:
+        self.records.append(dict(record))
+        self.state = state
+
+    def on_close(self) -> None:
+        self.closed += 1
+
+    def of(self, event: str) -> list[Mapping[str, Any]]:
+        return [record for record in self.records if record["event"] == event]
+
+
+def toy_arrays(buffers: bool = False) -> ArrayRecord:
+    return ArrayRecord(Quadratic(buffers=buffers).build_model().state_dict())
+
+
+def weight(arrays: ArrayRecord) -> float:
+    return float(arrays["w"].numpy()[0])
+
+
+def toy_grid(
+    num_nodes: int,
+    client_app: Any = app,
+    overrides: str = "",
+    devices: str = "uniform",
+    **options: Any,
+) -> InProcessGrid:
+    config = {"overrides": f"{TOY} {overrides}".strip(), "devices": devices}
+    return InProcessGrid(client_app, num_nodes, config, **options)
+
+
+def run_toy(
+    strategy: CommitStrategy, grid: InProcessGrid, rounds: int, lr: float = 0.5, **options: Any
+) -> Any:
+    from flwr.app import ConfigRecord
+
+    arrays = options.pop("arrays", None) or toy_arrays()
+    return strategy.start(
+        grid, arrays, num_rounds=rounds, train_config=ConfigRecord({"lr": lr}), **options
+    )
+
+
+@pytest.fixture
+def recorder() -> Recorder:
+    return Recorder()
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path) -> Callable[..., Path]:
+    """Return a function that runs a whole experiment on the in-process grid."""
+
+    def run(name: str, nodes: int = 4, grid_options: Any = None, **run_config: Any) -> Path:
+        folder = tmp_path / name
+        settings = {"task": "digits-mlp", "output": str(folder), **run_config}
+        with InProcessGrid(app, nodes, settings, **(grid_options or {})) as grid:
+            run_experiment(grid, load_config(settings))
+        return folder
+
+    return run
+
+
+def evaluate_distance(index: int, arrays: ArrayRecord) -> MetricRecord:
+    return MetricRecord({"loss": float(np.square(arrays["w"].numpy() - 2.0).sum())})
+
+
+def spoil(handler: Callable[[Message, Any], Message], change: Callable[[Message], Message]) -> Any:
+    """Return an app whose replies to ``train.commit`` are changed."""
+
+    def spoiled(message: Message, context: Any) -> Message:
+        reply = handler(message, context)
+        return change(reply) if message.metadata.message_type == "train.commit" else reply
+
+    return spoiled
