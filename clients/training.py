@@ -70,7 +70,7 @@ def train(
     losses: list[float] = []
     while True:
         step = first_step + len(losses)
-        torch.manual_seed(integer_seed(device.config.seed, device.partition_id, "step", step))
+        _seed(accelerator, integer_seed(device.config.seed, device.partition_id, "step", step))
         batch = [tensor.to(accelerator) for tensor in device.train.batch(step)]
         optimizer.zero_grad()
         loss = device.task.loss(model, batch)
@@ -81,6 +81,15 @@ def train(
         elapsed = time.monotonic() - started
         if len(losses) >= steps if steps is not None else elapsed >= (seconds or 0.0):
             return Trained(len(losses), elapsed, sum(losses) / len(losses))
+
+
+def _seed(accelerator: torch.device, seed: int) -> None:
+    # `torch.manual_seed` takes longer than a step of a small model where there is no CUDA.
+    torch.default_generator.manual_seed(seed)
+    if accelerator.type == "cuda":
+        torch.cuda.manual_seed(seed)
+    elif accelerator.type == "mps":
+        torch.mps.manual_seed(seed)
 
 
 def make_optimizer(device: Device, model: nn.Module, learning_rate: float) -> torch.optim.SGD:

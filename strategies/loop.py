@@ -104,6 +104,7 @@ class EventLoop:
         self._num_rounds = 0
         self._is_over = False
         self._evaluated: tuple[int, int] | None = None
+        self._metrics: MetricRecord | None = None
         self._smoothed = TrailingMean(self.options.smoothing_seconds)
 
     # ------------------------------------------------------------------------------------ the run
@@ -412,13 +413,18 @@ class EventLoop:
     def _evaluate(self) -> None:
         """Evaluate the model, unless just this version was evaluated at this time."""
         key = (self.state.now, self.state.version)
-        if self.evaluate_fn is None or self._evaluated == key:
+        if self.evaluate_fn is None:
             return
-        self._evaluated = key
-        metrics = self.evaluate_fn(self.state.index, self.state.encoded())
+        is_new = self._evaluated != key
+        if is_new:
+            self._evaluated = key
+            self._metrics = self.evaluate_fn(self.state.index, self.state.encoded())
+        metrics = self._metrics
         if metrics is None:
             return
         self.result.evaluate_metrics_serverapp[self.state.index] = metrics
+        if not is_new:
+            return
         record: dict[str, Any] = {"index": self.state.index, "commits": self.state.commits}
         record |= dict(metrics)
         loss = metrics.get("loss")

@@ -129,11 +129,11 @@ def test_a_small_alpha_makes_partitions_unequal() -> None:
 
 def test_what_cannot_be_partitioned_is_named() -> None:
     labels = np.arange(10)
-    with pytest.raises(DataError, match="num-partitions = 11 .*no data.*at most 10"):
+    with pytest.raises(DataError, match=r"num-partitions = 11 .*no data.*at most 10"):
         partition_indices(labels, 0, 11, "iid", 1.0, 0)
     with pytest.raises(DataError, match="partition-id = 5; allowed: 0 to 4"):
         partition_indices(labels, 5, 5, "iid", 1.0, 0)
-    with pytest.raises(ConfigError, match=r"task.partitioning 'random'"):
+    with pytest.raises(ConfigError, match=r"task\.partitioning 'random'"):
         MnistCnn(partitioning="random")
     with pytest.raises(ConfigError, match=r"task.alpha = 0"):
         MnistCnn(alpha=0)

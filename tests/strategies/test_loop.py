@@ -48,7 +48,7 @@ def test_one_commit_happens_when_the_design_says() -> None:
     worker = recorder.state.workers[0]
     assert (worker.computing, worker.communicating, worker.blocked) == (4_000_000, 4_000_000, 0)
     assert worker.overhead == 2_000_000
-    assert (worker.bytes_up, worker.bytes_down) == (16, 24)  # the last download is not used
+    assert (worker.bytes_up, worker.bytes_down) == (16, 16)
 
 
 def test_a_timer_ends_at_the_first_step_boundary_at_or_after_it() -> None:
@@ -360,7 +360,7 @@ def test_of_two_nodes_with_the_same_partition_one_is_left_out() -> None:
     assert [worker.node_id for worker in recorder.state.workers.values()] == [1000, 1002]
 
 
-# ----------------------------------------------------------------------------- stock Flower on both ends
+# --------------------------------------------------------------------- stock Flower on both ends
 
 
 def stock_app(steps: int = 2) -> ClientApp:
