@@ -9,6 +9,7 @@ import typer
 
 from flower_adsp.config import load_config
 from flower_adsp.errors import FlowerAdspError
+from flower_adsp.experiment import check_config
 from flower_adsp.launch import run_simulation
 
 main = typer.Typer(
@@ -65,7 +66,7 @@ def run(
         "overrides": overrides,
     }
     try:
-        load_config(run_config)  # a wrong setting is told at once, not after Ray has started
+        check_config(load_config(run_config))  # said at once, not after Ray has started
     except FlowerAdspError as error:
         typer.secho(f"Error: {error}", fg="red", err=True)
         raise typer.Exit(2) from None

@@ -55,7 +55,7 @@ def run_experiment(grid: Grid, config: Config) -> dict[str, Any]:
     strategy = _build_strategy(config, callbacks)
     log(INFO, "The files of this run go to %s", folder)
 
-    evaluate = _Evaluator(task)
+    evaluate = _Evaluator(task, folder / MODEL)
     result = strategy.start(
         grid,
         arrays,
@@ -71,7 +71,7 @@ def run_experiment(grid: Grid, config: Config) -> dict[str, Any]:
         **(summary.numbers or _rounds(result.evaluate_metrics_serverapp)),
         "test": evaluate.metrics(final, "test"),
     }
-    save_file(decode(final), folder / MODEL)
+    _save_model(folder / MODEL, final)
     _write_json(folder / HOST, {"began": began, "seconds": time.time() - began})
     _write_json(folder / SUMMARY, numbers)  # last: it says that the run is whole
     for line in format_summary(numbers):
@@ -79,11 +79,27 @@ def run_experiment(grid: Grid, config: Config) -> dict[str, Any]:
     return numbers
 
 
-class _Evaluator:
-    """Evaluates models on the server's data; one model serves all evaluations."""
+def check_config(config: Config) -> None:
+    """Build the task and the strategy that a config asks for, to see that they can be.
 
-    def __init__(self, task: Task) -> None:
+    Raises
+    ------
+    ConfigError
+        If a value is out of range.
+    """
+    build_task(config)
+    _build_strategy(config, [])
+
+
+class _Evaluator:
+    """Evaluates models on the server's data; one module serves all evaluations.
+
+    What is evaluated during a run is saved too, so that a run that breaks off leaves a model.
+    """
+
+    def __init__(self, task: Task, path: Path) -> None:
         self._task = task
+        self._path = path
         self._model = task.build_model()
 
     def metrics(self, arrays: ArrayRecord, split: Any) -> dict[str, float]:
@@ -91,6 +107,7 @@ class _Evaluator:
         return self._task.metrics(self._model, self._task.held_out_data(split))
 
     def validation(self, index: int, arrays: ArrayRecord) -> MetricRecord:
+        _save_model(self._path, arrays)
         return MetricRecord(dict(self.metrics(arrays, "validation")))
 
 
@@ -170,6 +187,13 @@ def _rounds(evaluations: dict[int, MetricRecord]) -> dict[str, Any]:
     }
 
 
+def _save_model(path: Path, arrays: ArrayRecord) -> None:
+    """Write a model whole or not at all."""
+    temporary = path.with_suffix(".partial")
+    save_file(decode(arrays), temporary)
+    temporary.replace(path)
+
+
 def _write_json(path: Path, content: dict[str, Any]) -> None:
     """Write a file whole or not at all."""
     temporary = path.with_suffix(".partial")
@@ -177,4 +201,4 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
     temporary.replace(path)
 
 
-__all__ = ["HISTORY", "HOST", "MODEL", "SUMMARY", "run_experiment"]
+__all__ = ["HISTORY", "HOST", "MODEL", "SUMMARY", "check_config", "run_experiment"]

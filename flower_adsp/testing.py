@@ -80,6 +80,10 @@ class InProcessGrid(Grid):
         self._replies: dict[str, Message | Future[Message]] = {}
         self._replied = itertools.count()
 
+    def context_of(self, node_id: int) -> Context:
+        """Return the context of a node, with what its handlers have kept in its state."""
+        return self._contexts[node_id]
+
     def __enter__(self) -> "InProcessGrid":
         """Use the grid as a context manager, so that its threads end."""
         return self
@@ -151,7 +155,7 @@ class InProcessGrid(Grid):
         return self.pull_messages(ids)
 
     def _handle(self, message: Message) -> Message:
-        context = self._contexts[message.metadata.dst_node_id]
+        context = self.context_of(message.metadata.dst_node_id)
         try:
             reply = self._client_app(message, context)
         except Exception as error:  # whatever a handler raises is reported, as by Flower

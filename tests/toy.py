@@ -87,3 +87,8 @@ def build_empty(seed: int = 0) -> Quadratic:
 def build_nonsense(seed: int = 0) -> int:
     """Build something that is no task."""
     return seed
+
+
+def build_slow(seed: int = 0) -> Quadratic:
+    """Build the task with mini-batches so large that a check period has few steps."""
+    return Quadratic(seed, batch_size=32, examples=40)

@@ -25,14 +25,15 @@ class Progress(Callback):
     def on_event(self, record: Record, state: "FederationState") -> None:
         """Log a line at an evaluation, and a warning for a refused commit."""
         if record["event"] == "evaluation":
-            accuracy = record.get("accuracy")
+            figures = "".join(
+                f"{key} {record[key]:7.4f}   " for key in ("loss", "accuracy") if key in record
+            )
             log(
                 INFO,
-                "t = %7.1f s   commits %6d   loss %7.4f   %scomputing %5.1f %%",
+                "t = %7.1f s   commits %6d   %scomputing %5.1f %%",
                 record["t"],
                 record["commits"],
-                record["loss"],
-                "" if accuracy is None else f"accuracy {accuracy:6.4f}   ",
+                figures,
                 100 * computing_share(state),
             )
         elif record["event"] == "refused":

@@ -1,0 +1,107 @@
+"""The real ``flwr run``: SuperLink, Ray actors and all."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import flower_adsp
+from flower_adsp.client_app import app as client_app
+from flower_adsp.config import load_config
+from flower_adsp.experiment import run_experiment
+from flower_adsp.launch import LocalSuperLink, RunFailed, run_simulation
+from flower_adsp.testing import InProcessGrid
+
+ROOT = Path(flower_adsp.__file__).resolve().parent.parent
+SETTINGS = {
+    "task": "digits-mlp",
+    "seed": 3,
+    "overrides": "run.num_rounds=3 strategy.check_period=10",
+    "tracking.progress": "off",
+}
+DETERMINISTIC = ("history.jsonl", "model.safetensors", "summary.json")
+
+
+def processes() -> set[str]:
+    listed = subprocess.run(["ps", "-e", "-o", "args="], capture_output=True, text=True, check=True)
+    marks = ("flower-superlink", "flower-simulation", "flwr-serverapp", "raylet", "gcs_server")
+    return {line for line in listed.stdout.splitlines() if any(mark in line for mark in marks)}
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    before = processes()
+    yield
+    assert processes() <= before
+
+
+def in_process(folder: Path, nodes: int, **settings: Any) -> Path:
+    config = {**SETTINGS, **settings, "output": str(folder)}
+    with InProcessGrid(client_app, nodes, config) as grid:
+        run_experiment(grid, load_config(config))
+    return folder
+
+
+@pytest.mark.parametrize("actors", [1, 2])
+def test_flwr_run_gives_the_same_bits_as_the_grid_in_the_process(
+    tmp_path: Path, actors: int
+) -> None:
+    folder = tmp_path / "flwr"
+    run_simulation(ROOT, {**SETTINGS, "output": str(folder)}, 5, actors, quiet=True)
+    expected = in_process(tmp_path / "grid", 5)
+    for name in DETERMINISTIC:
+        assert (folder / name).read_bytes() == (expected / name).read_bytes()
+
+
+def test_runs_that_fail_say_so_and_a_plain_run_works(tmp_path: Path) -> None:
+    """One SuperLink serves several runs, as that of a user does."""
+    with LocalSuperLink() as link:
+        home = Path(link.environment["FLWR_HOME"])
+        wrong = {**SETTINGS, "strategy": "adsq", "output": str(tmp_path / "wrong")}
+        with pytest.raises(RunFailed, match="strategy 'adsq'"):
+            link.run(ROOT, wrong, 2, 1, quiet=True)
+
+        few = {
+            **SETTINGS,
+            "output": str(tmp_path / "few"),
+            "overrides": "run.min_available_nodes=3 run.node_timeout=2",
+        }
+        with pytest.raises(RunFailed, match=r"min_available_nodes = 3, but only 2 nodes"):
+            link.run(ROOT, few, 2, 1, quiet=True)
+
+        settings = tmp_path / "settings.toml"
+        settings.write_text(
+            'task = "digits-mlp"\n'
+            f'output = "{tmp_path / "plain"}"\n'
+            'overrides = "run.num_rounds=2 strategy.check_period=5"\n'
+        )
+        done = link.flwr(
+            "run", str(ROOT), "own", "--stream",
+            "--federation-config", "num-supernodes=2", "--run-config", str(settings),
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "H = 1" in done.stdout
+        assert "commits" in done.stdout
+    assert not home.exists()
+    summary = json.loads((tmp_path / "plain" / "summary.json").read_text())
+    assert len(summary["devices"]) == 2
+    assert summary["rounds"] == 2
+
+
+def test_the_command_runs_a_user_s_own_task(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("from tests.toy import build_slow as build\n")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    command = [
+        str(Path(sys.executable).parent / "flower-adsp"), "run", "--num-supernodes", "3", "--num-actors", "1",
+        "--output", str(tmp_path / "run"), "--app", str(ROOT),
+        "--overrides", "task.target=mine:build run.num_rounds=2 strategy.check_period=40",
+    ]  # fmt: skip
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Test: loss" in done.stdout
+    assert (tmp_path / "run" / "model.safetensors").is_file()

@@ -1,0 +1,54 @@
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from flower_adsp.cli import main
+from flower_adsp.errors import ConfigError
+from flower_adsp.launch import run_simulation, to_toml
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--strategy", "adsq"], ["strategy", "adsq", "adsp", "bsp"]),
+        (["--devices", "toasters"], ["devices", "toasters", "adsp-ec2"]),
+        (["--task", "mnist"], ["task", "mnist", "mnist-cnn"]),
+        (["--network", "pigeon"], ["network", "pigeon", "links"]),
+        (["--seed", "-1"], ["seed", "-1", "at least 0"]),
+        (["--overrides", "strategy.commit_rat=2"], ["strategy.commit_rat", "commit_rate"]),
+        (["--overrides", "strategy.commit_rate=two"], ["commit_rate", "two"]),
+        (["--overrides", "strategy.check_period=0"], ["check_period", "0", "above 0"]),
+        (["--overrides", "strategy.commit_rate=0"], ["commit_rate", "0", "at least 1"]),
+        (["--overrides", "commit_rate"], ["commit_rate", "section.key=value"]),
+        (["--overrides", "task.target=nowhere:build"], ["task.target", "nowhere"]),
+    ],
+)
+def test_wrong_settings_exit_with_2_and_say_why(arguments: list[str], said: list[str]) -> None:
+    result = CliRunner().invoke(main, ["run", *arguments])
+    assert result.exit_code == 2
+    for part in said:
+        assert part in result.output
+    assert "Traceback" not in result.output
+
+
+def test_an_unknown_option_exits_with_2() -> None:
+    assert CliRunner().invoke(main, ["run", "--speed", "9"]).exit_code == 2
+
+
+def test_a_folder_without_an_app_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"app = .*no pyproject\.toml"):
+        run_simulation(tmp_path, {"output": str(tmp_path)}, 2, 1)
+
+
+def test_settings_survive_toml() -> None:
+    import tomllib
+
+    settings = {"seed": 3, "output": 'a "b"\\c\nd', "tracking.progress": "off", "flag": True}
+    read = tomllib.loads(to_toml(settings))
+    assert read == {
+        "seed": 3,
+        "output": 'a "b"\\c\nd',
+        "tracking": {"progress": "off"},
+        "flag": True,
+    }
