@@ -5,10 +5,13 @@ as *values*: adding differences of a running variance could make it negative.
 """
 
 from collections.abc import Iterable, Mapping
+from io import BytesIO
 from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord
+from flwr.common.constant import SType
+from numpy.lib.format import header_data_from_array_1_0, write_array_header_1_0
 from numpy.typing import NDArray
 
 Weights = dict[str, NDArray[Any]]
@@ -23,7 +26,16 @@ def decode(record: ArrayRecord) -> Weights:
 
 def encode(weights: Mapping[str, NDArray[Any]]) -> ArrayRecord:
     """Return a record with copies of the arrays."""
-    return ArrayRecord({name: Array(np.asarray(array)) for name, array in weights.items()})
+    return ArrayRecord({name: _encode(array) for name, array in weights.items()})
+
+
+def _encode(array: NDArray[Any]) -> Array:
+    """Return what ``Array(array)`` does, which copies the data twice."""
+    array = np.asarray(array, order="C")
+    header = BytesIO()
+    write_array_header_1_0(header, header_data_from_array_1_0(array))
+    data = b"".join((header.getvalue(), array.data))
+    return Array(str(array.dtype), array.shape, SType.NUMPY, data)
 
 
 def num_bytes(weights: Mapping[str, NDArray[Any]]) -> int:

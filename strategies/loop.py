@@ -319,15 +319,7 @@ class EventLoop:
         flight = worker.flight
         assert flight is not None
         index = self.state.index
-        try:
-            commit = self._receive(worker, flight)
-        except RefusedMessage as error:
-            self._account(worker, flight, None)
-            changed = self._refuse(worker, flight, error)
-        else:
-            self._account(worker, flight, commit)
-            changed = self._apply(worker, flight, commit)
-        if changed:
+        if self._take_in(worker, flight):
             self.state.model_changed()
         if self.state.index > index:  # a barrier was passed
             self._round_done()
@@ -340,6 +332,16 @@ class EventLoop:
         else:
             self._waiting.append(worker)
         self._release_waiting()
+
+    def _take_in(self, worker: Worker, flight: Flight) -> bool:
+        """Apply or refuse what arrived; return whether the model changed."""
+        try:
+            commit = self._receive(worker, flight)
+        except RefusedMessage as error:
+            self._account(worker, flight, None)
+            return self._refuse(worker, flight, error)
+        self._account(worker, flight, commit)
+        return self._apply(worker, flight, commit)
 
     def _receive(self, worker: Worker, flight: Flight) -> Commit:
         if flight.message_id is None:

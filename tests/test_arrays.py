@@ -1,5 +1,8 @@
+from typing import Any
+
 import numpy as np
 import pytest
+from flwr.app import Array
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays as np_arrays
@@ -89,3 +92,18 @@ def test_only_floats_are_averaged() -> None:
     assert is_averaged(np.zeros(1, np.float16))
     assert not is_averaged(np.zeros(1, np.int32))
     assert not is_averaged(np.zeros(1, bool))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, np.int64, np.bool_])
+@pytest.mark.parametrize("shape", [(), (0,), (0, 3), (5,), (2, 3, 4)])
+def test_encoding_is_flower_s_own_byte_for_byte(dtype: Any, shape: tuple[int, ...]) -> None:
+    array = np.ones(shape, dtype)
+    ours, theirs = encode({"a": array})["a"], Array(array)
+    assert (ours.dtype, ours.shape, ours.stype) == (theirs.dtype, theirs.shape, theirs.stype)
+    assert ours.data == theirs.data
+
+
+def test_arrays_in_another_memory_order_keep_their_values() -> None:
+    array = np.arange(24.0).reshape(4, 6)
+    for view in (np.asfortranarray(array), array.T, array[::2, 1::3], array[::-1]):
+        np.testing.assert_array_equal(decode(encode({"a": view}))["a"], view)

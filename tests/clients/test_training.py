@@ -198,5 +198,3 @@ def test_an_accelerator_that_is_not_there_is_named(name: str) -> None:
         pytest.skip("there is one")
     with pytest.raises(ConfigError, match=rf"train\.device.*{name}.*'cpu'"):
         pick_accelerator(name)
-
-

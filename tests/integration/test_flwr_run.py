@@ -97,7 +97,8 @@ def test_the_command_runs_a_user_s_own_task(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("from tests.toy import build_slow as build\n")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
     command = [
-        str(Path(sys.executable).parent / "flower-adsp"), "run", "--num-supernodes", "3", "--num-actors", "1",
+        str(Path(sys.executable).parent / "flower-adsp"), "run",
+        "--num-supernodes", "3", "--num-actors", "1",
         "--output", str(tmp_path / "run"), "--app", str(ROOT),
         "--overrides", "task.target=mine:build run.num_rounds=2 strategy.check_period=40",
     ]  # fmt: skip

@@ -1,4 +1,3 @@
-
 import numpy as np
 import pytest
 from flower_adsp.strategies import Bsp, LoopOptions

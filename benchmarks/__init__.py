@@ -1,0 +1,1 @@
+"""One script a claim; each prints a table and writes its results as JSON."""

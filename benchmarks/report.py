@@ -1,0 +1,48 @@
+"""What all benchmarks share: their options, their tables, and the files they write."""
+
+import argparse
+import json
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from flower_adsp.messages import software_versions
+
+
+def arguments(description: str) -> argparse.Namespace:
+    """Return the options ``--quick`` and ``--json FILE``."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--quick", action="store_true", help="a smaller version, within minutes")
+    parser.add_argument("--json", type=Path, help="write the results to this file")
+    return parser.parse_args()
+
+
+def print_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
+    """Print rows as a table."""
+    cells = [[_text(row.get(column)) for column in columns] for row in rows]
+    widths = [
+        max(len(column), *(len(line[index]) for line in cells))
+        for index, column in enumerate(columns)
+    ]
+    for line in [list(columns), *cells]:
+        print("  ".join(text.rjust(width) for text, width in zip(line, widths, strict=True)))
+
+
+def _text(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else "-" if value is None else str(value)
+
+
+def write(path: Path | None, seeds: Sequence[int], **content: Any) -> None:
+    """Write the results with what is needed to make them again."""
+    if path is None:
+        return
+    whole = {
+        "command": " ".join(["python", *sys.argv]),
+        "seeds": list(seeds),
+        "versions": {**software_versions(), "machine": platform.machine()},
+        **content,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
