@@ -5,7 +5,7 @@ import time
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.001, 0.02
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.001, 0.002
 
 
 class Inbox:
