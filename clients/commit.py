@@ -2,14 +2,14 @@
 
 import numpy as np
 import torch
-from flower_adsp.clients.device import device_of
-from flower_adsp.clients.training import make_optimizer, train
+from flower_adsp.clients.device import Device, device_of
+from flower_adsp.clients.training import Trained, make_optimizer, train
 from flwr.app import Array, ArrayRecord, Context, Message
-from torch import nn
+from torch import Tensor, nn
 
-from flower_adsp.messages import Commit, decode_assignment, encode_commit
+from flower_adsp.messages import Assignment, Commit, decode_assignment, encode_commit
 
-_MOMENTUM = "flower-adsp.momentum"
+_MOMENTUM, _MODEL = "flower-adsp.momentum", "flower-adsp.model"
 
 
 def handle_commit(message: Message, context: Context) -> Message:
@@ -20,7 +20,8 @@ def handle_commit(message: Message, context: Context) -> Message:
     message : Message
         An assignment.
     context : Context
-        The node's; with momentum its ``state`` keeps the optimizer's from one commit to the next.
+        The node's; with momentum its ``state`` keeps the optimizer's from one commit to the next,
+        and where training goes on during a commit, the model.
 
     Returns
     -------
@@ -30,13 +31,24 @@ def handle_commit(message: Message, context: Context) -> Message:
     assignment, arrays = decode_assignment(message)
     device = device_of(context)
     model = device.task.build_model().to(device.accelerator)
-    model.load_state_dict(arrays.to_torch_state_dict())
-    start = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
     optimizer = make_optimizer(device, model, assignment.lr)
     _restore_momentum(optimizer, model, context)
-    trained = train(
-        device, model, optimizer, assignment.first_step, assignment.steps, assignment.seconds
-    )
+    first, steps = assignment.first_step, assignment.steps
+    before: Trained | None = None
+    moved: dict[str, Tensor] = {}
+    if assignment.overlap_steps:
+        before, moved = _train_on(device, model, optimizer, assignment, context)
+        first += before.steps
+        steps = (steps or 0) - before.steps
+    model.load_state_dict(arrays.to_torch_state_dict())
+    start = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name in moved:
+                parameter += moved[name]
+    trained = train(device, model, optimizer, first, steps, assignment.seconds)
+    if before is not None:
+        trained = before + trained
     parameters = dict(model.named_parameters())
     state = model.state_dict()
     commit = Commit(
@@ -59,7 +71,29 @@ def handle_commit(message: Message, context: Context) -> Message:
     )
     reply = encode_commit(message, commit)
     _keep_momentum(optimizer, model, context)  # last, so that a failed handler changes nothing
+    context.state.pop(_MODEL, None)
+    if assignment.keeps_model:
+        context.state[_MODEL] = ArrayRecord(state)
     return reply
+
+
+def _train_on(
+    device: Device,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    assignment: Assignment,
+    context: Context,
+) -> tuple[Trained, dict[str, Tensor]]:
+    """Take the steps of the overlap from the kept model; return by how much they moved it."""
+    kept = context.state.array_records.get(_MODEL)
+    if kept is None:
+        raise RuntimeError("this device no longer has the model of its last commit")
+    model.load_state_dict(kept.to_torch_state_dict())
+    start = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
+    trained = train(device, model, optimizer, assignment.first_step, assignment.overlap_steps)
+    return trained, {
+        name: parameter.detach() - start[name] for name, parameter in model.named_parameters()
+    }
 
 
 def _restore_momentum(optimizer: torch.optim.Optimizer, model: nn.Module, context: Context) -> None:

@@ -38,6 +38,7 @@ TRAIN_LOSS = "train-loss"
 
 _ID, _VERSION, _FIRST_STEP = "assignment-id", "model-version", "first-step"
 _STEPS, _SECONDS, _LR = "steps", "seconds", "lr"
+_OVERLAP, _KEEPS = "overlap-steps", "keeps-model"
 _TRAIN_SECONDS = "train-seconds"
 _NO_STEPS, _NO_SECONDS = 0, -1.0
 
@@ -61,6 +62,11 @@ class Assignment:
     seconds : float | None (default: None)
         Where `steps` is None: seconds to train by the device's own timer; it commits at the first
         end of a step at or after them.
+    overlap_steps : int (default: 0)
+        How many of the steps are taken, before this model counts, from the model that the device
+        had at its last commit: those it did while that commit and this model travelled.
+    keeps_model : bool (default: False)
+        Whether the device keeps its model after training, for an overlap to come.
     """
 
     id: int
@@ -69,11 +75,15 @@ class Assignment:
     lr: float
     steps: int | None = None
     seconds: float | None = None
+    overlap_steps: int = 0
+    keeps_model: bool = False
 
     def __post_init__(self) -> None:
         """Check that exactly one kind of end is given."""
         if (self.steps is None) == (self.seconds is None):
             raise ValueError("an assignment takes either steps or seconds")
+        if not 0 <= self.overlap_steps < (self.steps or 1):
+            raise ValueError("overlap_steps must be at least 0 and below the number of steps")
 
     def to_record(self) -> ConfigRecord:
         """Return the record that travels."""
@@ -85,6 +95,8 @@ class Assignment:
                 _LR: self.lr,
                 _STEPS: _NO_STEPS if self.steps is None else self.steps,
                 _SECONDS: _NO_SECONDS if self.seconds is None else self.seconds,
+                _OVERLAP: self.overlap_steps,
+                _KEEPS: self.keeps_model,
             }
         )
 
@@ -101,6 +113,9 @@ class Assignment:
         seconds = _number(record, _SECONDS)
         if steps <= 0 and seconds < 0:
             raise RefusedMessage("assignment", f"{_STEPS} = {steps}, {_SECONDS} = {seconds}")
+        overlap = _integer(record, _OVERLAP)
+        if not 0 <= overlap < max(steps, 1):
+            raise RefusedMessage("assignment", f"{_STEPS} = {steps}, {_OVERLAP} = {overlap}")
         return cls(
             id=_integer(record, _ID),
             version=_integer(record, _VERSION),
@@ -108,6 +123,8 @@ class Assignment:
             lr=_number(record, _LR),
             steps=steps if steps > 0 else None,
             seconds=seconds if steps <= 0 else None,
+            overlap_steps=overlap,
+            keeps_model=bool(_get(record, _KEEPS)),
         )
 
 

@@ -1,8 +1,24 @@
 """Flower strategies for unequal devices, all of them one event loop with different rules."""
 
+from flower_adsp.strategies.adacomm import Adacomm, FixedAdacomm
 from flower_adsp.strategies.adsp import Adsp
+from flower_adsp.strategies.adsp_overlap import AdspOverlap
 from flower_adsp.strategies.base import CommitStrategy
 from flower_adsp.strategies.bsp import Bsp
+from flower_adsp.strategies.fedasync import FedAsync
+from flower_adsp.strategies.fedbuff import FedBuff
 from flower_adsp.strategies.options import LoopOptions
+from flower_adsp.strategies.ssp import Ssp
 
-__all__ = ["Adsp", "Bsp", "CommitStrategy", "LoopOptions"]
+__all__ = [
+    "Adacomm",
+    "Adsp",
+    "AdspOverlap",
+    "Bsp",
+    "CommitStrategy",
+    "FedAsync",
+    "FedBuff",
+    "FixedAdacomm",
+    "LoopOptions",
+    "Ssp",
+]

@@ -5,15 +5,21 @@ https://arxiv.org/abs/1911.06949.
 """
 
 from logging import WARNING
+from typing import cast
 
 from flower_adsp.strategies.base import CommitStrategy
+from flower_adsp.strategies.commit_rate import CommitRateSearch
 from flower_adsp.strategies.options import LoopOptions
+from flower_adsp.strategies.reward import reward_as_published, robust_reward
 from flower_adsp.strategies.state import FederationState, Work, Worker
+from flwr.app import MetricRecord
 from flwr.common.logger import log
 
 from flower_adsp.arrays import add_scaled, mix_buffers
-from flower_adsp.errors import require
+from flower_adsp.errors import require, unknown
 from flower_adsp.messages import Commit
+
+REWARDS = ("published", "robust")
 
 
 def commits_due(commit_target: int, commits: int) -> int:
@@ -27,7 +33,7 @@ def commit_timer(check_period: float, due: int, overhead: float) -> float:
 
 
 class Adsp(CommitStrategy):
-    """Adaptive synchronous parallel, with a given commit rate.
+    """Adaptive synchronous parallel, with a commit rate that is given or searched online.
 
     No worker waits for another. Worker i trains for Γ/ΔC_i − O_i seconds, commits its accumulated
     update U_i, and gets the new model at once; the server does W ← W + η·δ with δ = −U_i. At each
@@ -37,9 +43,10 @@ class Adsp(CommitStrategy):
     Parameters
     ----------
     check_period : float (default: 60.0)
-        Γ, seconds between checkpoints.
-    commit_rate : int (default: 4)
-        Commits of each worker in a check period.
+        Γ, seconds between checkpoints; also the length of a window of the search.
+    commit_rate : int | None (default: 4)
+        Commits of each worker in a check period; None searches for it (`CommitRateSearch`), which
+        needs the loss from the server's evaluation, at least every Γ/2.
     server_learning_rate : float | None (default: None)
         η. None is the published 1/M, or the share of examples where commits weigh by them.
     catch_up : bool (default: True)
@@ -47,6 +54,16 @@ class Adsp(CommitStrategy):
         released code.
     timer_floor : float (default: 0.0)
         Least seconds of a timer. Zero as published; the authors' released code has 10.
+    reward : str (default: "published")
+        What the search compares: ``published`` or ``robust``; both are in the history.
+    reward_target : float | None (default: None)
+        ℓ* of the reward; None takes the loss at which the run is to stop.
+    epoch : float (default: 1200.0)
+        Seconds from one search to the next.
+    reevaluate : bool (default: False)
+        As for `CommitRateSearch`.
+    loss_jump : float | None (default: None)
+        As for `CommitRateSearch`.
     loop : LoopOptions | None (default: None)
         Options of the event loop.
     """
@@ -54,15 +71,25 @@ class Adsp(CommitStrategy):
     def __init__(
         self,
         check_period: float = 60.0,
-        commit_rate: int = 4,
+        commit_rate: int | None = 4,
         server_learning_rate: float | None = None,
         catch_up: bool = True,
         timer_floor: float = 0.0,
+        reward: str = "published",
+        reward_target: float | None = None,
+        epoch: float = 1200.0,
+        reevaluate: bool = False,
+        loss_jump: float | None = None,
         loop: LoopOptions | None = None,
     ) -> None:
         super().__init__(loop)
         require(check_period > 0, "check_period", check_period, "above 0 seconds")
-        require(commit_rate >= 1, "commit_rate", commit_rate, "at least 1 commit a check period")
+        require(
+            commit_rate is None or commit_rate >= 1,
+            "commit_rate",
+            commit_rate,
+            "at least 1 commit a check period, or None to search for it",
+        )
         require(timer_floor >= 0, "timer_floor", timer_floor, "at least 0 seconds")
         require(
             server_learning_rate is None or server_learning_rate > 0,
@@ -70,37 +97,74 @@ class Adsp(CommitStrategy):
             server_learning_rate,
             "None or above 0",
         )
+        require(epoch >= 3 * check_period, "epoch", epoch, "at least three check periods")
+        if reward not in REWARDS:
+            raise unknown("reward", reward, REWARDS)
         self.check_period: float = check_period
         self.commit_rate = commit_rate
         self.server_learning_rate = server_learning_rate
         self.catch_up = catch_up
         self.timer_floor = timer_floor
-        self.commit_target = commit_rate
+        self.reward = reward
+        self.reward_target = reward_target
+        self.search = (
+            CommitRateSearch(round(epoch / check_period), reevaluate, loss_jump)
+            if commit_rate is None
+            else None
+        )
+        self.commit_target = 0
         self.due: dict[int, int] = {}
+        self.rewards: dict[str, float] = {}
+        self._samples: list[tuple[float, float]] = []
+
+    @property
+    def rate(self) -> int:
+        """Return the commits of each worker in the present check period."""
+        if self.search is not None:
+            return self.search.rate
+        assert self.commit_rate is not None
+        return self.commit_rate
 
     def begin(self) -> None:
         """Set the first target, and say which workers cannot keep up with it."""
-        self.commit_target = self.commit_rate
+        if self.search is not None:
+            self._check_search()
+        self.commit_target = self.rate
         self._set_due()
         for worker in self.state.workers.values():
             needed = 2 * (1 / worker.speed + worker.overhead_seconds)
-            if self.loop.clock == "virtual" and self.check_period / self.commit_rate < needed:
+            if self.loop.clock == "virtual" and self.check_period / self.rate < needed:
                 log(
                     WARNING,
                     "worker %d (%s) cannot keep up: Γ/r = %.2f s is less than two steps and two "
                     "commits of its own (%.2f s); lower the commit rate or raise the check period",
                     worker.id,
                     worker.profile.name,
-                    self.check_period / self.commit_rate,
+                    self.check_period / self.rate,
                     needed,
                 )
+
+    def _check_search(self) -> None:
+        if self.reward_target is None:
+            self.reward_target = self.loop.target_loss
+        require(
+            self.reward_target is not None,
+            "reward_target",
+            None,
+            "the loss that the search aims at, unless the run's target_loss is given",
+        )
+        every = self.loop.evaluate_every
+        require(
+            self.state.is_evaluated and every is not None and every <= self.check_period / 2,
+            "evaluate_every",
+            every,
+            "at most half a check period, with an evaluate_fn, to search for the commit rate",
+        )
 
     def _set_due(self) -> None:
         for worker in self.state.workers.values():
             self.due[worker.id] = (
-                commits_due(self.commit_target, worker.commits)
-                if self.catch_up
-                else self.commit_rate
+                commits_due(self.commit_target, worker.commits) if self.catch_up else self.rate
             )
 
     def assign(self, worker: Worker) -> Work:
@@ -115,27 +179,55 @@ class Adsp(CommitStrategy):
         mix_buffers(self.state.model, commit.buffers, rate)
         return True
 
+    def evaluated(self, metrics: MetricRecord) -> None:
+        """Keep the loss for the reward."""
+        if self.search is not None:
+            self._samples.append((self.state.seconds, float(cast(float, metrics["loss"]))))
+
     def checkpoint(self) -> None:
-        """Let the target grow by the commit rate."""
-        self.commit_target += self.commit_rate
+        """Let the target grow by the commit rate, or begin the next window of the search."""
+        if self.search is not None:
+            self._end_window(self.search)
+        if self.search is not None and self.search.is_searching:
+            counts = [worker.commits for worker in self.state.workers.values()]
+            self.commit_target = max(counts) + self.rate
+        else:
+            self.commit_target += self.rate
         self._set_due()
 
+    def _end_window(self, search: CommitRateSearch) -> None:
+        assert self.reward_target is not None
+        times, losses = zip(*self._samples, strict=True)
+        self.rewards = {
+            "published": reward_as_published(times, losses, self.reward_target),
+            "robust": robust_reward(times, losses, self.reward_target),
+        }
+        search.end_window(self.rewards[self.reward], losses[-1] / losses[0] - 1)
+        self._samples = self._samples[-1:]  # a window begins with the last sample of the one before
+
     def status(self) -> dict[str, float | int | list[int]]:
-        """Return C_target and each worker's ΔC_i."""
-        return {
+        """Return C_target, each worker's ΔC_i, and where the search stands."""
+        status: dict[str, float | int | list[int]] = {
             "commit_target": self.commit_target,
             "commits_due": [self.due[id_] for id_ in sorted(self.due)],
         }
+        if self.search is not None:
+            status |= {f"{name}_reward": value for name, value in self.rewards.items()}
+            status |= {"commit_rate": self.rate, "is_searching": int(self.search.is_searching)}
+        return status
 
     def describe(self) -> dict[str, object]:
         """Return the settings by name."""
-        return {
+        settings: dict[str, object] = {
             "check_period": self.check_period,
-            "commit_rate": self.commit_rate,
+            "commit_rate": self.commit_rate or "searched",
             "server_learning_rate": self.server_learning_rate or "1/M",
             "catch_up": self.catch_up,
             "timer_floor": self.timer_floor,
         }
+        if self.search is not None:
+            settings |= {"reward": self.reward, "reward_target": self.reward_target}
+        return settings
 
 
 def step_size(state: FederationState, worker: Worker, commit: Commit, given: float | None) -> float:

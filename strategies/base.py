@@ -63,6 +63,9 @@ class CommitStrategy(Strategy):
         """Go on without the commit of a worker that was refused; return as `apply`."""
         return False
 
+    def evaluated(self, metrics: MetricRecord) -> None:
+        """Take note of the metrics of the model as it is now."""
+
     def checkpoint(self) -> None:
         """Do what is due at the end of a check period; `state.index` is its number."""
 

@@ -137,6 +137,7 @@ class EventLoop:
             worker.overhead = network.upload(worker.profile, size) + network.download(
                 worker.profile, size
             )
+        self.state.is_evaluated = self.evaluate_fn is not None
         self.strategy.state = self.state
         self.strategy.begin()
         speeds = [worker.speed for worker in workers]
@@ -271,20 +272,37 @@ class EventLoop:
         steps, seconds = work.steps, work.seconds
         start, step = now, 0
         end = arrival = None
+        overlap = overlapped = 0
         if self.clock.is_virtual:
             jitter = stream(self.options.seed, worker.id, "jitter", number)
             step = max(1, _microseconds(worker.profile.step_seconds(worker.batch_size, jitter)))
+            start = now + self.options.network.download(worker.profile, self.state.num_bytes)
+            begin = start
+            if work.overlaps and worker.trained_until is not None:
+                # The step in progress when the model comes is finished first.
+                overlap = ceil((start - worker.trained_until) / step)
+                begin = worker.trained_until + overlap * step
+                overlapped = start - worker.trained_until
             if steps is None:
                 assert seconds is not None
-                steps, seconds = max(1, ceil(_microseconds(seconds) / step)), None
-            start = now + self.options.network.download(worker.profile, self.state.num_bytes)
+                left = start + _microseconds(seconds) - begin
+                steps, seconds = max(1, ceil(left / step)) + overlap, None
+            else:
+                steps += overlap
             if not worker.is_stock:  # how much a stock ClientApp does, only its reply tells
-                end = start + steps * step
+                end = begin + (steps - overlap) * step
                 arrival = end + self._upload(worker)
         assignment = Assignment(
-            number, self.state.version, worker.steps, self._learning_rate(), steps, seconds
+            number,
+            self.state.version,
+            worker.steps,
+            self._learning_rate(),
+            steps,
+            seconds,
+            overlap,
+            work.overlaps,
         )
-        return Flight(assignment, None, now, start, end, arrival, step)
+        return Flight(assignment, None, now, start, end, arrival, step, overlapped)
 
     def _upload(self, worker: Worker) -> int:
         return self.options.network.upload(worker.profile, self.state.num_bytes)
@@ -371,10 +389,13 @@ class EventLoop:
         else:
             trained = flight.end - flight.start
         overhead = now - flight.released - trained
-        worker.computing += trained
-        worker.communicating += overhead
+        # What it trained on while its last commit travelled was booked as communicating then.
+        worker.computing += trained + flight.overlapped
+        worker.communicating += overhead - flight.overlapped
         if commit is not None:
             worker.overhead = overhead
+        keeps = commit is not None and flight.assignment.keeps_model
+        worker.trained_until = flight.end if keeps else None
         worker.idle_since = now
         worker.flight = None
 
@@ -427,6 +448,7 @@ class EventLoop:
         self.result.evaluate_metrics_serverapp[self.state.index] = metrics
         if not is_new:
             return
+        self.strategy.evaluated(metrics)
         record: dict[str, Any] = {"index": self.state.index, "commits": self.state.commits}
         record |= dict(metrics)
         loss = metrics.get("loss")

@@ -13,10 +13,15 @@ from flower_adsp.messages import Assignment
 
 @dataclass(frozen=True)
 class Work:
-    """A strategy's answer to what a worker does next: a number of steps, or seconds."""
+    """A strategy's answer to what a worker does next: a number of steps, or seconds.
+
+    With `overlaps` it has gone on training while its last commit and the model travelled, and
+    does so after this one.
+    """
 
     steps: int | None = None
     seconds: float | None = None
+    overlaps: bool = False
 
 
 @dataclass
@@ -39,6 +44,8 @@ class Flight:
         t2, when its commit arrives; None while unknown.
     step : int
         Microseconds a step takes.
+    overlapped : int
+        Microseconds it trained between its last commit's t1 and t3.
     sent : ArrayRecord | None
         The model that went with it, kept only where the reply will be the full model.
     """
@@ -50,6 +57,7 @@ class Flight:
     end: int | None
     arrival: int | None
     step: int
+    overlapped: int = 0
     sent: ArrayRecord | None = None
 
 
@@ -75,6 +83,8 @@ class Worker:
         O_i, microseconds that its last commit spent communicating.
     idle_since : int | None
         When its last commit arrived, while it has no new assignment.
+    trained_until : int | None
+        t1 of its last commit, if it kept its model and may train on from there.
     """
 
     id: int
@@ -95,6 +105,7 @@ class Worker:
     failures_in_a_row: int = 0
     flight: Flight | None = None
     idle_since: int | None = 0
+    trained_until: int | None = None
 
     @property
     def speed(self) -> float:
@@ -130,6 +141,11 @@ class FederationState:
         Those who take part, in order of id.
     weighting : str
         ``equal`` or ``examples``.
+
+    Attributes
+    ----------
+    is_evaluated : bool
+        Whether the model is evaluated at the server.
     """
 
     def __init__(self, model: Weights, workers: list[Worker], weighting: str = "equal") -> None:
@@ -140,6 +156,7 @@ class FederationState:
         self.index = 0
         self.now = 0
         self.num_bytes = num_bytes(model)
+        self.is_evaluated = False
         self._encoded: ArrayRecord | None = None
 
     @property

@@ -66,7 +66,12 @@ def test_a_group_may_be_a_file(tmp_path: Path) -> None:
 
 def test_a_user_s_own_task_is_given_by_its_target() -> None:
     config = load_config({"overrides": "task.target=tests.toy:build task.examples=9"})
-    assert config.task.settings == {"examples": 9, "growth": 0, "buffers": False}
+    assert config.task.settings == {
+        "batch_size": 1,
+        "examples": 9,
+        "growth": 0,
+        "buffers": False,
+    }
     task = build_task(config)
     assert isinstance(task, Quadratic)
     assert task.examples == 9
