@@ -38,17 +38,17 @@ def handle_commit(message: Message, context: Context) -> Message:
     moved: dict[str, Tensor] = {}
     if assignment.overlap_steps:
         before, moved = _train_on(device, model, optimizer, assignment, context)
-        first += before.steps
+        first = first + before.steps
         steps = (steps or 0) - before.steps
     model.load_state_dict(arrays.to_torch_state_dict())
     start = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name in moved:
-                parameter += moved[name]
+                parameter.add_(moved[name])
     trained = train(device, model, optimizer, first, steps, assignment.seconds)
     if before is not None:
-        trained = before + trained
+        trained = before.then(trained)
     parameters = dict(model.named_parameters())
     state = model.state_dict()
     commit = Commit(

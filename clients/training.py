@@ -29,8 +29,8 @@ class Trained:
     seconds: float
     mean_loss: float
 
-    def __add__(self, other: "Trained") -> "Trained":
-        """Return both stretches as one."""
+    def then(self, other: "Trained") -> "Trained":
+        """Return this stretch and another as one."""
         steps = self.steps + other.steps
         loss = self.steps * self.mean_loss + other.steps * other.mean_loss
         return Trained(steps, self.seconds + other.seconds, loss / steps)
