@@ -56,7 +56,7 @@ class Task(Protocol):
 
 
 class ClassificationTask(ABC):
-    """A task that predicts one of several classes, with cross-entropy loss.
+    """A task that predicts one of several classes, by default with cross-entropy loss.
 
     Parameters
     ----------
@@ -84,10 +84,18 @@ class ClassificationTask(ABC):
     def held_out_data(self, split: Split) -> SizedDataset:
         """Return the server's data for one use."""
 
+    def criterion(self, model: nn.Module, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean loss of a batch's outputs: cross-entropy."""
+        return nn.functional.cross_entropy(outputs, targets)
+
+    def predictions(self, outputs: Tensor) -> Tensor:
+        """Return the class numbers that outputs stand for."""
+        return outputs.argmax(dim=1)
+
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the mean cross-entropy of a batch of inputs and class numbers."""
+        """Return the mean loss of a batch of inputs and class numbers."""
         inputs, targets = batch
-        return nn.functional.cross_entropy(model(inputs), targets)
+        return self.criterion(model, model(inputs), targets)
 
     def metrics(self, model: nn.Module, data: SizedDataset) -> dict[str, float]:
         """Return ``loss`` and ``accuracy`` over all examples, in evaluation mode."""
@@ -100,8 +108,8 @@ class ClassificationTask(ABC):
                 indices = np.arange(first, min(first + self.evaluation_batch, total))
                 inputs, targets = (tensor.to(device) for tensor in collate(data, indices))
                 outputs = model(inputs)
-                loss += nn.functional.cross_entropy(outputs, targets, reduction="sum").item()
-                correct += int((outputs.argmax(dim=1) == targets).sum())
+                loss += self.criterion(model, outputs, targets).item() * len(targets)
+                correct += int((self.predictions(outputs) == targets).sum())
         model.train(was_training)
         return {"loss": loss / total, "accuracy": correct / total}
 
