@@ -21,11 +21,12 @@ class EventKind(IntEnum):
 
     START = 0
     ARRIVAL = 1
-    RELEASE = 2
-    EVALUATION = 3
-    CHECKPOINT = 4
-    DEADLINE = 5
-    STOP = 6
+    ALARM = 2
+    RELEASE = 3
+    EVALUATION = 4
+    CHECKPOINT = 5
+    DEADLINE = 6
+    STOP = 7
 
 
 @dataclass(frozen=True)

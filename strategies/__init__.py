@@ -7,6 +7,7 @@ from flower_adsp.strategies.base import CommitStrategy
 from flower_adsp.strategies.bsp import Bsp
 from flower_adsp.strategies.fedasync import FedAsync
 from flower_adsp.strategies.fedbuff import FedBuff
+from flower_adsp.strategies.fedcompass import FedCompass
 from flower_adsp.strategies.options import LoopOptions
 from flower_adsp.strategies.ssp import Ssp
 
@@ -18,6 +19,7 @@ __all__ = [
     "CommitStrategy",
     "FedAsync",
     "FedBuff",
+    "FedCompass",
     "FixedAdacomm",
     "LoopOptions",
     "Ssp",

@@ -63,6 +63,10 @@ class CommitStrategy(Strategy):
         """Go on without the commit of a worker that was refused; return as `apply`."""
         return False
 
+    def alarm(self, subject: int) -> bool:
+        """Do what is due at an alarm put into `state.alarms`; return as `apply`."""
+        return False
+
     def evaluated(self, metrics: MetricRecord) -> None:
         """Take note of the metrics of the model as it is now."""
 

@@ -119,6 +119,7 @@ class EventLoop:
                     raise RuntimeError("the run has no more events, and has not come to its end")
                 self.state.now = event.time
                 self._handle(event)
+                self._set_alarms()
             self._end()
         finally:
             for callback in self.options.callbacks:
@@ -161,6 +162,12 @@ class EventLoop:
             self.clock.schedule(event)
         self._waiting = list(workers)
         self._release_waiting()
+        self._set_alarms()
+
+    def _set_alarms(self) -> None:
+        for time, subject in self.state.alarms:
+            self.clock.schedule(Event(max(time, self.state.now), EventKind.ALARM, subject))
+        self.state.alarms.clear()
 
     def _first_alarms(self) -> list[Event]:
         alarms = []
@@ -179,6 +186,10 @@ class EventLoop:
                 self._settle_stock_flight(self.state.workers[int(event.subject)])
             case EventKind.ARRIVAL:
                 self._arrive(str(event.subject))
+            case EventKind.ALARM:
+                if self.strategy.alarm(int(event.subject)):
+                    self.state.model_changed()
+                self._release_waiting()
             case EventKind.RELEASE:
                 self._waiting.append(self.state.workers[int(event.subject)])
                 self._release_waiting()

@@ -146,6 +146,8 @@ class FederationState:
     ----------
     is_evaluated : bool
         Whether the model is evaluated at the server.
+    alarms : list[tuple[int, int]]
+        Microseconds and subject of the alarms that the strategy asks for; the loop takes them.
     """
 
     def __init__(self, model: Weights, workers: list[Worker], weighting: str = "equal") -> None:
@@ -157,6 +159,7 @@ class FederationState:
         self.now = 0
         self.num_bytes = num_bytes(model)
         self.is_evaluated = False
+        self.alarms: list[tuple[int, int]] = []
         self._encoded: ArrayRecord | None = None
 
     @property
