@@ -46,7 +46,8 @@ def handle_commit(message: Message, context: Context) -> Message:
         for name, parameter in model.named_parameters():
             if name in moved:
                 parameter.add_(moved[name])
-    trained = train(device, model, optimizer, first, steps, assignment.seconds)
+    size = assignment.batch_size
+    trained = train(device, model, optimizer, first, steps, assignment.seconds, batch_size=size)
     if before is not None:
         trained = before.then(trained)
     parameters = dict(model.named_parameters())
@@ -90,7 +91,8 @@ def _train_on(
         raise RuntimeError("this device no longer has the model of its last commit")
     model.load_state_dict(kept.to_torch_state_dict())
     start = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
-    trained = train(device, model, optimizer, assignment.first_step, assignment.overlap_steps)
+    first, steps, size = assignment.first_step, assignment.overlap_steps, assignment.batch_size
+    trained = train(device, model, optimizer, first, steps, batch_size=size)
     return trained, {
         name: parameter.detach() - start[name] for name, parameter in model.named_parameters()
     }

@@ -44,6 +44,7 @@ def train(
     steps: int | None = None,
     seconds: float | None = None,
     penalty: Callable[[nn.Module], Tensor] | None = None,
+    batch_size: int | None = None,
 ) -> Trained:
     """Train a model in place.
 
@@ -64,6 +65,8 @@ def train(
         of a monotonic timer; at least one step.
     penalty : Callable[[nn.Module], Tensor] | None (default: None)
         A term added to the loss, such as FedProx's.
+    batch_size : int | None (default: None)
+        Examples in a mini-batch; None for the task's.
 
     Returns
     -------
@@ -77,7 +80,7 @@ def train(
     while True:
         step = first_step + len(losses)
         _seed(accelerator, integer_seed(device.config.seed, device.partition_id, "step", step))
-        batch = [tensor.to(accelerator) for tensor in device.train.batch(step)]
+        batch = [tensor.to(accelerator) for tensor in device.train.batch(step, batch_size)]
         optimizer.zero_grad()
         loss = device.task.loss(model, batch)
         objective = loss if penalty is None else loss + penalty(model)

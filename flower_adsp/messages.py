@@ -38,7 +38,7 @@ TRAIN_LOSS = "train-loss"
 
 _ID, _VERSION, _FIRST_STEP = "assignment-id", "model-version", "first-step"
 _STEPS, _SECONDS, _LR = "steps", "seconds", "lr"
-_OVERLAP, _KEEPS = "overlap-steps", "keeps-model"
+_OVERLAP, _KEEPS, _BATCH_SIZE = "overlap-steps", "keeps-model", "batch-size"
 _TRAIN_SECONDS = "train-seconds"
 _NO_STEPS, _NO_SECONDS = 0, -1.0
 
@@ -67,6 +67,8 @@ class Assignment:
         had at its last commit: those it did while that commit and this model travelled.
     keeps_model : bool (default: False)
         Whether the device keeps its model after training, for an overlap to come.
+    batch_size : int | None (default: None)
+        Examples in a mini-batch, where not the task's.
     """
 
     id: int
@@ -77,6 +79,7 @@ class Assignment:
     seconds: float | None = None
     overlap_steps: int = 0
     keeps_model: bool = False
+    batch_size: int | None = None
 
     def __post_init__(self) -> None:
         """Check that exactly one kind of end is given."""
@@ -97,6 +100,7 @@ class Assignment:
                 _SECONDS: _NO_SECONDS if self.seconds is None else self.seconds,
                 _OVERLAP: self.overlap_steps,
                 _KEEPS: self.keeps_model,
+                _BATCH_SIZE: self.batch_size or 0,
             }
         )
 
@@ -116,6 +120,9 @@ class Assignment:
         overlap = _integer(record, _OVERLAP)
         if not 0 <= overlap < max(steps, 1):
             raise RefusedMessage("assignment", f"{_STEPS} = {steps}, {_OVERLAP} = {overlap}")
+        batch_size = _integer(record, _BATCH_SIZE)
+        if batch_size < 0:
+            raise RefusedMessage("assignment", f"{_BATCH_SIZE} = {batch_size}")
         return cls(
             id=_integer(record, _ID),
             version=_integer(record, _VERSION),
@@ -125,6 +132,7 @@ class Assignment:
             seconds=seconds if steps <= 0 else None,
             overlap_steps=overlap,
             keeps_model=bool(_get(record, _KEEPS)),
+            batch_size=batch_size or None,
         )
 
 

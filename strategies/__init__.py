@@ -4,6 +4,7 @@ from flower_adsp.strategies.adacomm import Adacomm, FixedAdacomm
 from flower_adsp.strategies.adsp import Adsp
 from flower_adsp.strategies.adsp_overlap import AdspOverlap
 from flower_adsp.strategies.base import CommitStrategy
+from flower_adsp.strategies.batchtune import BatchTune
 from flower_adsp.strategies.bsp import Bsp
 from flower_adsp.strategies.fedasync import FedAsync
 from flower_adsp.strategies.fedbuff import FedBuff
@@ -15,6 +16,7 @@ __all__ = [
     "Adacomm",
     "Adsp",
     "AdspOverlap",
+    "BatchTune",
     "Bsp",
     "CommitStrategy",
     "FedAsync",

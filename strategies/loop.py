@@ -286,7 +286,8 @@ class EventLoop:
         overlap = overlapped = 0
         if self.clock.is_virtual:
             jitter = stream(self.options.seed, worker.id, "jitter", number)
-            step = max(1, _microseconds(worker.profile.step_seconds(worker.batch_size, jitter)))
+            batch_size = work.batch_size or worker.batch_size
+            step = max(1, _microseconds(worker.profile.step_seconds(batch_size, jitter)))
             start = now + self.options.network.download(worker.profile, self.state.num_bytes)
             begin = start
             if work.overlaps and worker.trained_until is not None:
@@ -312,6 +313,7 @@ class EventLoop:
             seconds,
             overlap,
             work.overlaps,
+            work.batch_size,
         )
         return Flight(assignment, None, now, start, end, arrival, step, overlapped)
 

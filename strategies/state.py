@@ -16,12 +16,13 @@ class Work:
     """A strategy's answer to what a worker does next: a number of steps, or seconds.
 
     With `overlaps` it has gone on training while its last commit and the model travelled, and
-    does so after this one.
+    does so after this one. `batch_size` is None for the task's.
     """
 
     steps: int | None = None
     seconds: float | None = None
     overlaps: bool = False
+    batch_size: int | None = None
 
 
 @dataclass

@@ -1,3 +1,5 @@
+import hashlib
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +123,7 @@ def test_cifar_that_cannot_be_had_is_explained(
 ) -> None:
     from torchvision.datasets import CIFAR10
 
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
     monkeypatch.setattr(CIFAR10, "url", "http://127.0.0.1:9/cifar-10-python.tar.gz")
     settings = {"task": "cifar10-cnn", "overrides": f"task.data_folder={tmp_path}"}
     with pytest.raises(DataError) as caught:
@@ -142,6 +145,63 @@ def test_the_cifar_network_is_that_of_the_tutorial() -> None:
     model = cifar.Cifar10Cnn().build_model()
     assert sum(parameter.numel() for parameter in model.parameters()) == 148_298
     assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
+    first, second = (layer for layer in model.modules() if isinstance(layer, torch.nn.Conv2d))
+    head = next(layer for layer in model.modules() if isinstance(layer, torch.nn.Linear))
+    for layer, deviation, bias in ((first, 0.05, 0.0), (second, 0.05, 0.1), (head, 1 / 192, 0.0)):
+        # A normal cut at two deviations has 0.88 of its deviation left.
+        assert float(layer.weight.detach().abs().max()) <= 2 * deviation
+        assert float(layer.weight.detach().std()) == pytest.approx(0.88 * deviation, rel=0.03)
+        assert layer.bias.tolist() == pytest.approx([bias] * len(layer.bias))
+
+
+def test_the_cifar_network_pools_and_normalises_as_the_tutorial() -> None:
+    layers = list(cifar.Cifar10Cnn().build_model().children())
+    pool = next(layer for layer in layers if isinstance(layer, torch.nn.MaxPool2d))
+    rows = torch.arange(32.0).reshape(1, 1, 32, 1).expand(1, 1, 32, 32)
+    # SAME padding with window 3 and stride 2 pads at the end alone: windows start at 0, 2, ... 30.
+    assert pool(rows)[0, 0, :, 0].tolist() == [*range(2, 32, 2), 31]
+    norm = next(layer for layer in layers if isinstance(layer, torch.nn.LocalResponseNorm))
+    values = torch.rand(1, 64, 1, 1, generator=torch.Generator().manual_seed(0)) * 100
+    squares = values.flatten().square()
+    for channel in (0, 10, 63):  # x / (1 + 0.001/9 Σ x²)^0.75 over four neighbours on each side
+        total = float(squares[max(channel - 4, 0) : channel + 5].sum())
+        expected = float(values[0, channel]) / (1 + 0.001 / 9 * total) ** 0.75
+        assert float(norm(values)[0, channel]) == pytest.approx(expected, rel=1e-5)
+
+
+def test_placed_cifar_files_are_read_and_split(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torchvision.datasets import CIFAR10
+
+    folder = tmp_path / CIFAR10.base_folder
+    folder.mkdir()
+    pixels = np.random.default_rng(0).integers(0, 256, (6000, 3072), dtype=np.uint8)
+    labels = (np.arange(6000) % 10).tolist()
+    entries = {
+        "data_batch_1": {"data": pixels, "labels": labels},
+        "test_batch": {"data": pixels[:30], "labels": labels[:30]},
+        "batches.meta": {"label_names": list("abcdefghij")},
+    }
+    sums = {}
+    for name, entry in entries.items():
+        content = pickle.dumps(entry)
+        (folder / name).write_bytes(content)
+        sums[name] = hashlib.md5(content, usedforsecurity=False).hexdigest()
+    # torchvision knows the sums of the real files.
+    monkeypatch.setattr(CIFAR10, "train_list", [["data_batch_1", sums["data_batch_1"]]])
+    monkeypatch.setattr(CIFAR10, "test_list", [["test_batch", sums["test_batch"]]])
+    monkeypatch.setattr(CIFAR10, "meta", {**CIFAR10.meta, "md5": sums["batches.meta"]})
+    splits = cifar.load_cifar10(str(tmp_path))
+    assert {name: len(part) for name, part in splits.items()} == {
+        "train": 1000,
+        "validation": 5000,
+        "test": 30,
+    }
+    for part in splits.values():
+        assert len(set(np.bincount(part.tensors[1]).tolist())) == 1
+    expected = cifar.standardised(pixels[:30].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
+    np.testing.assert_array_equal(splits["test"].tensors[0], expected)
 
 
 # ---------------------------------------------------------------------------------------- presets
@@ -177,11 +237,18 @@ def test_the_lognormal_preset_has_the_quantiles_that_it_names() -> None:
     from statistics import NormalDist
 
     profiles = load_config({"devices": "lognormal"}).devices.profiles
-    assert len(profiles) == 20
-    for index, (profile, count) in enumerate(profiles):
+    speeds = [profile.seconds_per_sample for profile, _ in profiles]
+    for index, seconds in enumerate(sorted(speeds)):
         quantile = np.exp(1 + 0.6 * NormalDist().inv_cdf((index + 0.5) / 20))
-        assert count == 1
-        assert profile.seconds_per_sample == pytest.approx(0.005 * quantile, rel=1e-3)
+        assert seconds == pytest.approx(0.005 * quantile, rel=1e-3)
+    assert [count for _, count in profiles] == [1] * 20
+
+
+@pytest.mark.parametrize("number", [4, 10, 18])
+def test_few_devices_are_spread_over_the_lognormal_preset(number: int) -> None:
+    profiles = load_config({"devices": "lognormal"}).devices.profiles
+    speeds = [kind.speed(32) for kind in deal(profiles, number)]
+    assert heterogeneity(speeds) > 3
 
 
 @pytest.mark.parametrize("name", ["overhead-0", "overhead-2", "overhead-5", "overhead-10"])

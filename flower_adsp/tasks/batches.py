@@ -72,18 +72,19 @@ class BatchStream:
     def _draw_permutation(self, epoch: int) -> NDArray[np.int64]:
         return stream(self.seed, self.partition_id, "epoch", epoch).permutation(len(self))
 
-    def rows(self, step: int) -> NDArray[np.integer[Any]]:
+    def rows(self, step: int, batch_size: int | None = None) -> NDArray[np.integer[Any]]:
         """Return which examples of the data set step `step` uses."""
-        positions = np.arange(step * self.batch_size, (step + 1) * self.batch_size)
+        size = batch_size or self.batch_size
+        positions = np.arange(step * size, (step + 1) * size)
         epochs, offsets = np.divmod(positions, len(self))
         parts = [
             self._permutation(int(epoch))[offsets[epochs == epoch]] for epoch in np.unique(epochs)
         ]
         return np.take(self.indices, np.concatenate(parts))
 
-    def batch(self, step: int) -> Batch:
-        """Return the mini-batch of step `step`."""
-        return collate(self.data, self.rows(step))
+    def batch(self, step: int, batch_size: int | None = None) -> Batch:
+        """Return the mini-batch of step `step`, of `batch_size` examples if that is given."""
+        return collate(self.data, self.rows(step, batch_size))
 
 
 def own_split(

@@ -198,3 +198,17 @@ def test_an_accelerator_that_is_not_there_is_named(name: str) -> None:
         pytest.skip("there is one")
     with pytest.raises(ConfigError, match=rf"train\.device.*{name}.*'cpu'"):
         pick_accelerator(name)
+
+
+def test_an_assignment_may_give_another_batch_size() -> None:
+    settings = {"task": "digits-mlp"}
+    with InProcessGrid(app, 2, settings) as grid:
+        model = initial_digits(settings)
+        usual = commit(grid, model, lr=0.1, steps=2)
+        same = commit(grid, model, lr=0.1, steps=2, batch_size=16)
+        once = commit(grid, model, lr=0.1, steps=1, batch_size=32)
+    for name in usual.update:
+        np.testing.assert_array_equal(usual.update[name], same.update[name])
+    # One step on the same 32 examples: the loss at the initial model is the mean of both halves.
+    assert once.train_loss == pytest.approx(usual.train_loss, rel=0.02)
+    assert once.train_loss != usual.train_loss
