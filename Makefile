@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 STAGE := build/stage
 
-.PHONY: run test check clean
+.PHONY: run test check compare clean
 
 # pip, not uv: a machine may offer torch for its own kind of hardware to pip.
 $(STAMP): pyproject.toml
@@ -18,6 +18,9 @@ run: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest $(ARGS)
+
+compare: $(STAMP)
+	$(BIN)/python benchmarks/time_to_loss.py --quick $(ARGS)
 
 # The strategies and clients are checked where a wheel has them: inside the package.
 check: $(STAMP)

@@ -25,6 +25,7 @@ from typing import Any
 
 from flower_adsp.strategies.loop import TrailingMean
 
+from benchmarks.plots import DOCS, bars
 from benchmarks.report import arguments, print_table, write
 from flower_adsp.config import load_config
 from flower_adsp.devices import deal, heterogeneity
@@ -294,7 +295,7 @@ def compare(bench: Bench, cell: Cell, taus: tuple[int, ...], rates: tuple[int, .
     }
     if bench.quick:
         del named["adsp (published reward)"]
-    if cell.devices != "adsp-ec2":
+    if bench.quick or cell.devices != "adsp-ec2":
         del named["ssp"]  # a commit a step: ten times the computing of the others
     jobs = {name: bench.jobs(*choice, cell, seeds) for name, choice in named.items()}
     results = bench.all(job for each in jobs.values() for job in each)
@@ -361,6 +362,14 @@ def main() -> None:
                 options.json, bench.tuning + bench.seeds, rows=bench.rows, saving_vs=saved,
                 tuning_seeds=bench.tuning,
             )  # fmt: skip
+    if not options.quick:
+        for lr, cell in plan:
+            where = (cell.devices, cell.overhead_s, lr)
+            keys = ("devices", "overhead_s", "learning_rate")
+            rows = [row for row in bench.rows if tuple(row[key] for key in keys) == where]
+            name = f"time_to_loss_{cell.devices}_{cell.overhead_s:g}s_lr{lr:g}.png"
+            title = f"{cell.devices}, H = {cell.degree:.2f}, overhead {cell.overhead_s:g} s"
+            bars(rows, f"{title}, learning rate {lr:g}", DOCS / name)
     for row in saved:
         against = ", ".join(
             f"{name} {'-' if value is None else f'{value:.1%}'}"

@@ -3,6 +3,7 @@
 from flower_adsp.strategies.adacomm import Adacomm, FixedAdacomm
 from flower_adsp.strategies.adsp import Adsp
 from flower_adsp.strategies.adsp_overlap import AdspOverlap
+from flower_adsp.strategies.adsp_plus import AdspPlus
 from flower_adsp.strategies.base import CommitStrategy
 from flower_adsp.strategies.batchtune import BatchTune
 from flower_adsp.strategies.bsp import Bsp
@@ -16,6 +17,7 @@ __all__ = [
     "Adacomm",
     "Adsp",
     "AdspOverlap",
+    "AdspPlus",
     "BatchTune",
     "Bsp",
     "CommitStrategy",

@@ -7,6 +7,7 @@ https://arxiv.org/abs/1911.06949.
 from logging import WARNING
 from typing import cast
 
+import numpy as np
 from flower_adsp.strategies.base import CommitStrategy
 from flower_adsp.strategies.commit_rate import CommitRateSearch
 from flower_adsp.strategies.options import LoopOptions
@@ -15,7 +16,7 @@ from flower_adsp.strategies.state import FederationState, Work, Worker
 from flwr.app import MetricRecord
 from flwr.common.logger import log
 
-from flower_adsp.arrays import add_scaled, mix_buffers
+from flower_adsp.arrays import Weights, add_scaled, mix_buffers
 from flower_adsp.errors import require, unknown
 from flower_adsp.messages import Commit
 
@@ -49,6 +50,8 @@ class Adsp(CommitStrategy):
         needs the loss from the server's evaluation, at least every Γ/2.
     server_learning_rate : float | None (default: None)
         η. None is the published 1/M, or the share of examples where commits weigh by them.
+    server_momentum : float (default: 0.0)
+        μ of V ← μV + η·δ, W ← W + V. Zero as published; ADSP++ searches for it offline.
     catch_up : bool (default: True)
         Whether ΔC_i follows from c_i. If not, it is the commit rate for all, as in the authors'
         released code.
@@ -73,6 +76,7 @@ class Adsp(CommitStrategy):
         check_period: float = 60.0,
         commit_rate: int | None = 4,
         server_learning_rate: float | None = None,
+        server_momentum: float = 0.0,
         catch_up: bool = True,
         timer_floor: float = 0.0,
         reward: str = "published",
@@ -97,12 +101,14 @@ class Adsp(CommitStrategy):
             server_learning_rate,
             "None or above 0",
         )
+        require(0 <= server_momentum < 1, "server_momentum", server_momentum, "from 0 to below 1")
         require(epoch >= 3 * check_period, "epoch", epoch, "at least three check periods")
         if reward not in REWARDS:
             raise unknown("reward", reward, REWARDS)
         self.check_period: float = check_period
         self.commit_rate = commit_rate
         self.server_learning_rate = server_learning_rate
+        self.server_momentum = server_momentum
         self.catch_up = catch_up
         self.timer_floor = timer_floor
         self.reward = reward
@@ -115,6 +121,7 @@ class Adsp(CommitStrategy):
         self.commit_target = 0
         self.due: dict[int, int] = {}
         self.rewards: dict[str, float] = {}
+        self.velocity: Weights = {}
         self._samples: list[tuple[float, float]] = []
 
     @property
@@ -129,6 +136,7 @@ class Adsp(CommitStrategy):
         """Set the first target, and say which workers cannot keep up with it."""
         if self.search is not None:
             self._check_search()
+        self.velocity = {}
         self.commit_target = self.rate
         self._set_due()
         for worker in self.state.workers.values():
@@ -173,10 +181,18 @@ class Adsp(CommitStrategy):
         return Work(seconds=max(self.timer_floor, timer))
 
     def apply(self, worker: Worker, commit: Commit) -> bool:
-        """Do W ← W + η·δ at once."""
+        """Do W ← W + η·δ at once, or V ← μV + η·δ and W ← W + V."""
         rate = step_size(self.state, worker, commit, self.server_learning_rate)
-        add_scaled(self.state.model, commit.update, rate)
         mix_buffers(self.state.model, commit.buffers, rate)
+        if not self.server_momentum:
+            add_scaled(self.state.model, commit.update, rate)
+            return True
+        for name, update in commit.update.items():
+            kind = update.dtype.type
+            velocity = self.velocity.setdefault(name, np.zeros_like(update))
+            velocity *= kind(self.server_momentum)
+            velocity += kind(rate) * update
+            self.state.model[name] += velocity
         return True
 
     def evaluated(self, metrics: MetricRecord) -> None:
@@ -222,6 +238,7 @@ class Adsp(CommitStrategy):
             "check_period": self.check_period,
             "commit_rate": self.commit_rate or "searched",
             "server_learning_rate": self.server_learning_rate or "1/M",
+            "server_momentum": self.server_momentum,
             "catch_up": self.catch_up,
             "timer_floor": self.timer_floor,
         }
