@@ -36,6 +36,24 @@ MOST_SECONDS = 8000.0
 LOW_RATE = 0.1
 LOCAL_STEPS = (1, 2, 5, 10, 20, 40, 80)
 RATES = (2, 4, 8)
+OTHERS = {
+    "adacomm": [f"strategy.local_steps={tau}" for tau in (10, 20, 40)],
+    "batchtune": [f"strategy.local_steps={tau}" for tau in (1, 10)],
+    "fedasync": [
+        f"strategy.local_steps={tau} strategy.mixing={mixing}"
+        for tau in (5, 10, 20)
+        for mixing in (0.1, 0.3, 0.6)
+    ],
+    "fedbuff": [
+        f"strategy.local_steps={tau} strategy.buffer_size={size}"
+        for tau in (5, 10, 20)
+        for size in (6, 12)
+    ],
+    "fedcompass": [
+        f"strategy.min_local_steps={least} strategy.max_local_steps={most}"
+        for least, most in ((2, 10), (5, 20), (5, 40))
+    ],
+}
 
 
 @dataclass(frozen=True)
@@ -310,6 +328,17 @@ def compare(bench: Bench, cell: Cell, taus: tuple[int, ...], rates: tuple[int, .
         bench.add("fixed-adacomm (40)", "local_steps=40", cell, bench.barrier(40, lr, seeds, cell))
 
 
+def compare_others(bench: Bench, cell: Cell) -> None:
+    """Add the rows of the rivals that are compared on one cell only."""
+    for name, choices in OTHERS.items():
+        jobs = {choice: bench.jobs(name, choice, cell, bench.tuning) for choice in choices}
+        done = bench.all(job for each in jobs.values() for job in each)
+        size = len(bench.tuning)
+        best = _best({c: done[i * size : (i + 1) * size] for i, c in enumerate(choices)})
+        results = bench.all(bench.jobs(name, best, cell, bench.seeds))
+        bench.add(f"{name} (best)", best, cell, results)
+
+
 def savings(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return, for each cell and variant of ADSP, the time it saves against each rival."""
     result = []
@@ -353,6 +382,8 @@ def main() -> None:
             plan.append((LOW_RATE, cells[0]))
         for bench.learning_rate, cell in plan:
             compare(bench, cell, taus, rates)
+            if not options.quick and (bench.learning_rate, cell) == plan[0]:
+                compare_others(bench, cell)
             print_table(
                 [row for row in bench.rows if row["devices"] == cell.devices],
                 ["strategy", "settings", "learning_rate", "overhead_s", "seconds_median",

@@ -9,7 +9,7 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from flower_adsp.client_app import app
-from flower_adsp.config import load_config
+from flower_adsp.config import choices, load_config
 from flower_adsp.errors import ConfigError, DataError, NodeCountError
 from flower_adsp.experiment import run_experiment
 from flower_adsp.testing import InProcessGrid
@@ -69,6 +69,15 @@ def test_the_same_seed_gives_the_same_bits(run_folder: Run, strategy: str) -> No
         assert bits == (threads / name).read_bytes()
         assert bits == (ids / name).read_bytes()
         assert bits != (other / name).read_bytes()
+
+
+@pytest.mark.parametrize("strategy", choices("strategy"))
+def test_every_strategy_runs_as_it_is_shipped(run_folder: Run, strategy: str) -> None:
+    folder = run_folder("run", strategy=strategy, overrides="run.num_rounds=2")
+    numbers = summary(folder)
+    assert numbers["rounds"] == 2
+    assert numbers["config"]["strategy"]["name"]
+    assert (folder / "model.safetensors").is_file()
 
 
 @pytest.mark.parametrize("strategy", ["fedavg", "fedprox", "fedadam"])
