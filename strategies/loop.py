@@ -284,13 +284,14 @@ class EventLoop:
         start, step = now, 0
         end = arrival = None
         overlap = overlapped = 0
+        overlaps = work.overlaps and self.clock.is_virtual
         if self.clock.is_virtual:
             jitter = stream(self.options.seed, worker.id, "jitter", number)
             batch_size = work.batch_size or worker.batch_size
             step = max(1, _microseconds(worker.profile.step_seconds(batch_size, jitter)))
             start = now + self.options.network.download(worker.profile, self.state.num_bytes)
             begin = start
-            if work.overlaps and worker.trained_until is not None:
+            if overlaps and worker.trained_until is not None:
                 # The step in progress when the model comes is finished first.
                 overlap = ceil((start - worker.trained_until) / step)
                 begin = worker.trained_until + overlap * step
@@ -312,7 +313,7 @@ class EventLoop:
             steps,
             seconds,
             overlap,
-            work.overlaps,
+            overlaps,
             work.batch_size,
         )
         return Flight(assignment, None, now, start, end, arrival, step, overlapped)

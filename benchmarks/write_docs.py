@@ -1,0 +1,111 @@
+"""Write docs/benchmarks.md from the results: ``python -m benchmarks.write_docs``."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS, PAGE = ROOT / "benchmarks" / "results", ROOT / "docs" / "benchmarks.md"
+CELL = ("devices", "overhead_s", "learning_rate")
+HEAD = ("strategy", "settings", "seconds, median", "by seed", "computing", "blocked", "commits")
+
+
+def text(value: Any) -> str:
+    """Return a value as a table shows it."""
+    if value is None:
+        return "not reached"
+    if isinstance(value, list):
+        return ", ".join(text(item) for item in value)
+    return f"{value:.0f}" if isinstance(value, float) else str(value)
+
+
+def percent(value: float | None) -> str:
+    """Return a share as a table shows it."""
+    return "-" if value is None else f"{100 * value:.0f} %"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return a table in Markdown."""
+    lines = [head, ["---"] * len(head), *rows]
+    return ["| " + " | ".join(line) + " |" for line in lines]
+
+
+def cell_lines(rows: Sequence[Mapping[str, Any]], saved: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the tables of one cell."""
+    first = rows[0]
+    name = f"{first['devices']}_{first['overhead_s']:g}s_lr{first['learning_rate']:g}"
+    title = f"{first['devices']}, H = {first['H']:.2f}, overhead {first['overhead_s']:g} s"
+    lines = [
+        f"### {title}, learning rate {first['learning_rate']:g}",
+        "",
+        f"![Time to the loss](images/time_to_loss_{name}.png)",
+        "",
+        *table(
+            HEAD,
+            [
+                [
+                    row["strategy"],
+                    f"`{row['settings'].replace('strategy.', '')}`",
+                    text(row["seconds_median"]),
+                    text(row["seconds"]),
+                    percent(row["compute_share"]),
+                    percent(row["blocked_share"]),
+                    text(row["commits"]),
+                ]
+                for row in rows
+            ],
+        ),
+        "",
+    ]
+    rivals = [row["strategy"] for row in rows if not row["strategy"].startswith("adsp")]
+    lines += table(
+        ["time saved by", *(f"vs {rival}" for rival in rivals)],
+        [
+            [entry["strategy"], *(percent(entry["saving_vs"].get(rival)) for rival in rivals)]
+            for entry in saved
+        ],
+    )
+    return [*lines, ""]
+
+
+def page() -> str:
+    """Return the whole page."""
+    losses = json.loads((RESULTS / "time_to_loss.json").read_text(encoding="utf-8"))
+    engine = json.loads((RESULTS / "engine_overhead.json").read_text(encoding="utf-8"))
+    tuning, seeds = losses["tuning_seeds"], losses["seeds"]
+    lines = [
+        "# Benchmarks",
+        "",
+        "Made by `python -m benchmarks.write_docs` from `benchmarks/results/`. Each script says in",
+        "its first lines what it measures, and each result holds the command that made it.",
+        "",
+        "## Virtual time to a loss",
+        "",
+        "`mnist-cnn`, until the validation loss, averaged over the trailing 60 s, is at most",
+        f"{losses['rows'][0]['target_loss']}. Rivals and fixed rates were tuned with seed",
+        f"{text(tuning)} and are reported with {len(seeds) - len(tuning)} others; ADSP's search",
+        "counts. Overhead is what one commit costs; the slowest step takes 4 s.",
+        "",
+    ]
+    cells: dict[tuple[Any, ...], list[Any]] = {}
+    for row in losses["rows"]:
+        cells.setdefault(tuple(row[key] for key in CELL), []).append(row)
+    for cell, rows in cells.items():
+        saved = [e for e in losses["saving_vs"] if tuple(e[key] for key in CELL) == cell]
+        lines += cell_lines(rows, saved)
+    lines += [
+        "## What the engine costs",
+        "",
+        "Commits per second of `Adsp` through `flwr run`, without training, over an app that only",
+        f"echoes: {engine['ratio']:.2f} (median of {len(engine['rows'])} pairs), and",
+        f"{engine['ratio_ordered']:.2f} over an echo that takes its replies in order, as a result",
+        "that repeats must. Decoding, checking, applying and encoding a commit of 11.7 million",
+        f"parameters takes {engine['commit_ms']:.0f} ms, {engine['commit_ratio']:.2f} times the",
+        "bare library calls.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

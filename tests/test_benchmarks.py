@@ -1,0 +1,68 @@
+"""The benchmarks' own arithmetic, and that what the docs say is what was measured."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import time_to_loss, write_docs
+from benchmarks.time_to_loss import EC2_5, Cell, at_cell, savings
+
+
+def test_a_barrier_run_is_timed_as_the_event_loop_would(tmp_path: Path) -> None:
+    """A barrier run on equal devices, computed for unequal ones, against the loop on these."""
+    from flower_adsp.client_app import app
+    from flower_adsp.config import load_config
+    from flower_adsp.experiment import run_experiment
+    from flower_adsp.testing import InProcessGrid
+
+    def history(devices: str, overhead: float, every: str) -> list[dict[str, Any]]:
+        settings = {
+            "strategy": "fixed-adacomm",
+            "devices": devices,
+            "task": "digits-mlp",
+            "network": "fixed",
+            "output": str(tmp_path / f"{devices}{overhead}"),
+            "tracking.progress": "off",
+            "overrides": f"strategy.local_steps=2 network.overhead_s={overhead} task.batch_size=32 "
+            f"run.num_rounds=40 run.evaluate_every={every}",
+        }
+        with InProcessGrid(app, 18, settings) as grid:
+            run_experiment(grid, load_config(settings))
+        path = Path(settings["output"]) / "history.jsonl"
+        records = [json.loads(line) for line in path.read_text().splitlines()]
+        return [record for record in records if record["event"] == "evaluation"]
+
+    base = history("uniform", 0.0, "null")
+    curve = [[record["index"], record["loss"], record["accuracy"]] for record in base]
+    real = history("adsp-ec2", 5.0, "15.0")
+    smoothed = [(r["t"], r["smoothed_loss"]) for r in real if r["smoothed_loss"] is not None]
+    target = smoothed[len(smoothed) // 2][1]
+    expected = next(t for t, loss in smoothed if loss <= target)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time_to_loss, "TARGET", target)
+        found = at_cell({"curve": curve, "bytes_up": 1, "commits": 1}, 2, EC2_5)
+    assert found["seconds"] == expected
+    assert found["compute_share"] + found["blocked_share"] == pytest.approx(8 / 13)
+
+
+def test_savings_are_fractions_of_the_rival_s_time() -> None:
+    cell = {"devices": "d", "overhead_s": 1.0, "learning_rate": 0.1, "H": 2.0}
+    rows: list[dict[str, Any]] = [
+        {"strategy": "adsp", "seconds_median": 25.0, **cell},
+        {"strategy": "bsp", "seconds_median": 100.0, **cell},
+        {"strategy": "never", "seconds_median": None, **cell},
+        {"strategy": "bsp", "seconds_median": 30.0, **cell, "overhead_s": 2.0},
+    ]
+    (entry,) = savings(rows)
+    assert entry["saving_vs"] == {"bsp": 0.75, "never": None}
+
+
+def test_the_cells_are_those_of_the_presets() -> None:
+    assert Cell("adsp-ec2-h320", 0.5).degree == pytest.approx(3.2, abs=1e-3)
+    assert len(EC2_5.profiles()) == 18
+
+
+def test_the_page_says_what_was_measured() -> None:
+    assert write_docs.PAGE.read_text(encoding="utf-8") == write_docs.page()
