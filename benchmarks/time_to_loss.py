@@ -25,7 +25,6 @@ from typing import Any
 
 from flower_adsp.strategies.loop import TrailingMean
 
-from benchmarks.plots import DOCS, bars
 from benchmarks.report import arguments, print_table, write
 from flower_adsp.config import load_config
 from flower_adsp.devices import deal, heterogeneity
@@ -394,14 +393,6 @@ def main() -> None:
                 options.json, bench.tuning + bench.seeds, rows=bench.rows, saving_vs=saved,
                 tuning_seeds=bench.tuning,
             )  # fmt: skip
-    if not options.quick:
-        for lr, cell in plan:
-            where = (cell.devices, cell.overhead_s, lr)
-            keys = ("devices", "overhead_s", "learning_rate")
-            rows = [row for row in bench.rows if tuple(row[key] for key in keys) == where]
-            name = f"time_to_loss_{cell.devices}_{cell.overhead_s:g}s_lr{lr:g}.png"
-            title = f"{cell.devices}, H = {cell.degree:.2f}, overhead {cell.overhead_s:g} s"
-            bars(rows, f"{title}, learning rate {lr:g}", DOCS / name)
     for row in saved:
         against = ", ".join(
             f"{name} {'-' if value is None else f'{value:.1%}'}"

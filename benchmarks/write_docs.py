@@ -1,4 +1,7 @@
-"""Write docs/benchmarks.md from the results: ``python -m benchmarks.write_docs``."""
+"""Write docs/benchmarks.md and its pictures from the results.
+
+``python -m benchmarks.write_docs``
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -31,15 +34,24 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return ["| " + " | ".join(line) + " |" for line in lines]
 
 
+def picture(first: Mapping[str, Any]) -> str:
+    """Return the file name of a cell's picture."""
+    overhead, rate = first["overhead_s"], first["learning_rate"]
+    return f"time_to_loss_{first['devices']}_{overhead:g}s_lr{rate:g}.png"
+
+
+def title(first: Mapping[str, Any]) -> str:
+    """Return the title of a cell."""
+    where = f"{first['devices']}, H = {first['H']:.2f}, overhead {first['overhead_s']:g} s"
+    return f"{where}, learning rate {first['learning_rate']:g}"
+
+
 def cell_lines(rows: Sequence[Mapping[str, Any]], saved: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the tables of one cell."""
-    first = rows[0]
-    name = f"{first['devices']}_{first['overhead_s']:g}s_lr{first['learning_rate']:g}"
-    title = f"{first['devices']}, H = {first['H']:.2f}, overhead {first['overhead_s']:g} s"
     lines = [
-        f"### {title}, learning rate {first['learning_rate']:g}",
+        f"### {title(rows[0])}",
         "",
-        f"![Time to the loss](images/time_to_loss_{name}.png)",
+        f"![Time to the loss](images/{picture(rows[0])})",
         "",
         *table(
             HEAD,
@@ -69,6 +81,14 @@ def cell_lines(rows: Sequence[Mapping[str, Any]], saved: Sequence[Mapping[str, A
     return [*lines, ""]
 
 
+def by_cell(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[Any, ...], list[Mapping[str, Any]]]:
+    """Return the rows of each cell."""
+    cells: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        cells.setdefault(tuple(row[key] for key in CELL), []).append(row)
+    return cells
+
+
 def page() -> str:
     """Return the whole page."""
     losses = json.loads((RESULTS / "time_to_loss.json").read_text(encoding="utf-8"))
@@ -88,9 +108,7 @@ def page() -> str:
         "counts. Overhead is what one commit costs; the slowest step takes 4 s.",
         "",
     ]
-    cells: dict[tuple[Any, ...], list[Any]] = {}
-    for row in losses["rows"]:
-        cells.setdefault(tuple(row[key] for key in CELL), []).append(row)
+    cells = by_cell(losses["rows"])
     for cell, rows in cells.items():
         saved = [e for e in losses["saving_vs"] if tuple(e[key] for key in CELL) == cell]
         lines += cell_lines(rows, saved)
@@ -107,5 +125,15 @@ def page() -> str:
     return "\n".join(lines) + "\n"
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Write the page and the pictures."""
+    from benchmarks.plots import bars
+
     PAGE.write_text(page(), encoding="utf-8")
+    losses = json.loads((RESULTS / "time_to_loss.json").read_text(encoding="utf-8"))
+    for rows in by_cell(losses["rows"]).values():
+        bars(rows, title(rows[0]), PAGE.parent / "images" / picture(rows[0]))
+
+
+if __name__ == "__main__":
+    main()
