@@ -5,7 +5,6 @@ Is there an optimum, and does the search find it?
 
 import statistics
 
-from benchmarks.plots import DOCS, curve
 from benchmarks.report import arguments, print_table, write
 from benchmarks.time_to_loss import EC2_5, TARGET, Bench
 
@@ -44,8 +43,6 @@ def main() -> None:
     least = statistics.median(points[best])
     excess = {name: statistics.median(seconds) / least - 1 for name, seconds in marks.items()}
     print(f"best rate {best}; the search takes longer by {excess}")
-    if not options.quick:
-        curve(points, marks, DOCS / "commit_rate_curve.png")
     write(options.json, seeds, rows=bench.rows, best_rate=best, search_excess=excess)
 
 

@@ -89,6 +89,37 @@ def by_cell(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[Any, ...], list[Map
     return cells
 
 
+def curve_lines() -> list[str]:
+    """Return the part on the commit rate."""
+    result = json.loads((RESULTS / "commit_rate_curve.json").read_text(encoding="utf-8"))
+    rows, excess = result["rows"], result["search_excess"]
+    said = "; ".join(f"{name}: {100 * value:+.0f} %" for name, value in excess.items())
+    return [
+        "## The commit rate",
+        "",
+        f"The same loss on {title(rows[0])},",
+        "over the commits of each device in 60 s. The best rate is",
+        f"{result['best_rate']}. Against it the search takes, its own time counted, {said}.",
+        "",
+        "![Time to the loss over the commit rate](images/commit_rate_curve.png)",
+        "",
+        *table(
+            ["", "seconds, median", "by seed", "computing", "commits"],
+            [
+                [
+                    row["strategy"],
+                    text(row["seconds_median"]),
+                    text(row["seconds"]),
+                    percent(row["compute_share"]),
+                    text(row["commits"]),
+                ]
+                for row in rows
+            ],
+        ),
+        "",
+    ]
+
+
 def page() -> str:
     """Return the whole page."""
     losses = json.loads((RESULTS / "time_to_loss.json").read_text(encoding="utf-8"))
@@ -112,6 +143,7 @@ def page() -> str:
     for cell, rows in cells.items():
         saved = [e for e in losses["saving_vs"] if tuple(e[key] for key in CELL) == cell]
         lines += cell_lines(rows, saved)
+    lines += curve_lines()
     lines += [
         "## What the engine costs",
         "",
@@ -127,12 +159,22 @@ def page() -> str:
 
 def main() -> None:
     """Write the page and the pictures."""
-    from benchmarks.plots import bars
+    from benchmarks.plots import bars, curve
 
     PAGE.write_text(page(), encoding="utf-8")
     losses = json.loads((RESULTS / "time_to_loss.json").read_text(encoding="utf-8"))
     for rows in by_cell(losses["rows"]).values():
         bars(rows, title(rows[0]), PAGE.parent / "images" / picture(rows[0]))
+    result = json.loads((RESULTS / "commit_rate_curve.json").read_text(encoding="utf-8"))
+    times = {
+        row["strategy"]: [seconds for seconds in row["seconds"] if seconds is not None]
+        for row in result["rows"]
+    }
+    curve(
+        {int(name.split()[1]): t for name, t in times.items() if name.startswith("rate") and t},
+        {name: t for name, t in times.items() if name.startswith("search") and t},
+        PAGE.parent / "images" / "commit_rate_curve.png",
+    )
 
 
 if __name__ == "__main__":
