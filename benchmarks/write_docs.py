@@ -93,13 +93,15 @@ def curve_lines() -> list[str]:
     """Return the part on the commit rate."""
     result = json.loads((RESULTS / "commit_rate_curve.json").read_text(encoding="utf-8"))
     rows, excess = result["rows"], result["search_excess"]
-    said = "; ".join(f"{name}: {100 * value:+.0f} %" for name, value in excess.items())
+    said = "; ".join(
+        f"{name.split(', ')[1]} {100 * value:+.0f} %" for name, value in excess.items()
+    )
     return [
         "## The commit rate",
         "",
         f"The same loss on {title(rows[0])},",
         "over the commits of each device in 60 s. The best rate is",
-        f"{result['best_rate']}. Against it the search takes, its own time counted, {said}.",
+        f"{result['best_rate']}. How much longer the search takes, its own time counted: {said}.",
         "",
         "![Time to the loss over the commit rate](images/commit_rate_curve.png)",
         "",
