@@ -139,18 +139,29 @@ class Adsp(CommitStrategy):
         self.velocity = {}
         self.commit_target = self.rate
         self._set_due()
+        if self.loop.clock == "virtual":
+            self._warn_of_slow_workers()
+
+    def least_period(self, worker: Worker) -> float:
+        """Return the seconds between commits below which a worker cannot keep up."""
+        return 2 * (1 / worker.speed + worker.overhead_seconds)
+
+    def _warn_of_slow_workers(self) -> None:
+        slow: dict[tuple[str, float], list[int]] = {}
         for worker in self.state.workers.values():
-            needed = 2 * (1 / worker.speed + worker.overhead_seconds)
-            if self.loop.clock == "virtual" and self.check_period / self.rate < needed:
-                log(
-                    WARNING,
-                    "worker %d (%s) cannot keep up: Γ/r = %.2f s is less than two steps and two "
-                    "commits of its own (%.2f s); lower the commit rate or raise the check period",
-                    worker.id,
-                    worker.profile.name,
-                    self.check_period / self.rate,
-                    needed,
-                )
+            needed = self.least_period(worker)
+            if self.check_period / self.rate < needed:
+                slow.setdefault((worker.profile.name, needed), []).append(worker.id)
+        for (name, needed), ids in slow.items():
+            log(
+                WARNING,
+                "%s (workers %s) cannot keep up: Γ/r = %.2f s is less than the %.2f s it needs from "
+                "commit to commit; lower the commit rate or raise the check period",
+                name,
+                ", ".join(map(str, ids)),
+                self.check_period / self.rate,
+                needed,
+            )
 
     def _check_search(self) -> None:
         if self.reward_target is None:

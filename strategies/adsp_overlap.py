@@ -1,7 +1,5 @@
 """ADSP whose workers train on while their commits travel."""
 
-from math import sqrt
-
 from flower_adsp.strategies.adsp import Adsp, step_size
 from flower_adsp.strategies.options import LoopOptions
 from flower_adsp.strategies.state import Work, Worker
@@ -11,13 +9,13 @@ from flower_adsp.errors import require
 from flower_adsp.messages import Commit
 
 
-def square_root_rate(check_period: float, overhead: float) -> int:
-    """Return ΔC = round(√(0.4 Γ/O)), at least 1: a fixed rate in place of a search.
+def hidden_rate(check_period: float, step: float, overhead: float) -> int:
+    """Return ⌊Γ / max(step, O)⌋, at least 1: as many commits as can be hidden.
 
-    The time to a loss is roughly proportional to (1 + c₁/ΔC)/(1 − O·ΔC/Γ): more commits help
-    less and less, and each costs O. Its minimum grows with √(Γ/O); 0.4 was fitted on runs.
+    Where the communication costs no time, more commits only help, down to one for each step of
+    the slowest worker, as long as one is through when the next begins.
     """
-    return max(1, round(sqrt(0.4 * check_period / max(overhead, 1e-9))))
+    return max(1, int(check_period / max(step, overhead)))
 
 
 class AdspOverlap(Adsp):
@@ -26,16 +24,15 @@ class AdspOverlap(Adsp):
     Not published. A worker goes on training on its own model while its commit travels to the
     server and the new model to it; then it moves the new model by as much as these steps had moved
     its own, and goes on from there. The commit that follows contains them. The commit rate is not
-    searched, unless asked for: it follows from Γ and the mean O_i (`square_root_rate`), and is at
-    most such that the slowest worker has a step for each commit. On a wall clock a node has one
-    open message at a time, so that there nothing overlaps.
+    searched: it follows from Γ and the slowest worker's step and O_i (`hidden_rate`). On a wall clock
+    a node has one open message at a time, so that there nothing overlaps.
 
     Parameters
     ----------
     check_period : float (default: 60.0)
         Γ, seconds between checkpoints.
     commit_rate : int | None (default: None)
-        Commits of each worker in a check period; None for the square-root rule.
+        Commits of each worker in a check period; None for `hidden_rate`.
     step_factor : float (default: 1.0)
         η = step_factor/M; with weights by examples it scales the share in the same way.
     overlap : bool (default: True)
@@ -66,12 +63,17 @@ class AdspOverlap(Adsp):
     def begin(self) -> None:
         """Choose the commit rate where none is given."""
         if self.chooses_rate:
-            workers = self.state.workers.values()
-            overhead = sum(worker.overhead_seconds for worker in workers) / len(workers)
-            slowest = min(worker.speed for worker in workers)
-            most = max(1, int(self.check_period * slowest / 2))
-            self.commit_rate = min(square_root_rate(self.check_period, overhead), most)
+            self.commit_rate = min(
+                hidden_rate(self.check_period, 1 / worker.speed, worker.overhead_seconds)
+                for worker in self.state.workers.values()
+            )
         super().begin()
+
+    def least_period(self, worker: Worker) -> float:
+        """Return the seconds of a step, or of a commit where it takes longer."""
+        if not self.overlap:
+            return super().least_period(worker)
+        return max(1 / worker.speed, worker.overhead_seconds)
 
     def assign(self, worker: Worker) -> Work:
         """Train until the timer runs out, and on."""
@@ -88,7 +90,7 @@ class AdspOverlap(Adsp):
     def describe(self) -> dict[str, object]:
         """Return the settings by name."""
         return super().describe() | {
-            "commit_rate": "by the square-root rule" if self.chooses_rate else self.commit_rate,
+            "commit_rate": "as many as can be hidden" if self.chooses_rate else self.commit_rate,
             "server_learning_rate": f"{self.step_factor}/M",
             "overlap": self.overlap,
         }

@@ -177,7 +177,7 @@ def test_who_cannot_keep_up_is_told(caplog: pytest.LogCaptureFixture) -> None:
         run_toy(Adsp(check_period=60, commit_rate=4, loop=fixed()), grid, rounds=1)
     warnings = [record.getMessage() for record in caplog.records if "keep up" in record.msg]
     assert len(warnings) == 1
-    assert "worker 1 (snail)" in warnings[0]
+    assert "snail (workers 1)" in warnings[0]
 
 
 def test_buffers_are_mixed_by_value_and_counts_never_scaled() -> None:

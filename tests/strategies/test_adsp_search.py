@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 from flower_adsp.strategies import Adsp, AdspOverlap, LoopOptions
-from flower_adsp.strategies.adsp_overlap import square_root_rate
+from flower_adsp.strategies.adsp_overlap import hidden_rate
 from flwr.app import ArrayRecord, MetricRecord
 
 from flower_adsp.errors import ConfigError
@@ -94,10 +94,10 @@ def overlapping(recorder: Recorder, overhead: float, **options: Any) -> AdspOver
     return AdspOverlap(loop=loop, **options)
 
 
-def test_the_square_root_rule() -> None:
-    assert square_root_rate(60, 1.0) == 5  # √24
-    assert square_root_rate(60, 5.0) == 2  # √4.8
-    assert square_root_rate(60, 1000.0) == 1
+def test_the_rate_that_can_be_hidden() -> None:
+    assert hidden_rate(60, 4.0, 0.5) == 15  # a step of 4 s for each
+    assert hidden_rate(60, 4.0, 5.0) == 12  # one is through when the next begins
+    assert hidden_rate(60, 4.0, 1000.0) == 1
 
 
 def test_without_communication_it_is_adsp() -> None:
