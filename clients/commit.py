@@ -40,6 +40,8 @@ def handle_commit(message: Message, context: Context) -> Message:
         before, moved = _train_on(device, model, optimizer, assignment, context)
         first = first + before.steps
         steps = (steps or 0) - before.steps
+    if assignment.continues:
+        arrays = _kept(context)
     model.load_state_dict(arrays.to_torch_state_dict())
     start = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
     with torch.no_grad():
@@ -86,16 +88,20 @@ def _train_on(
     context: Context,
 ) -> tuple[Trained, dict[str, Tensor]]:
     """Take the steps of the overlap from the kept model; return by how much they moved it."""
-    kept = context.state.array_records.get(_MODEL)
-    if kept is None:
-        raise RuntimeError("this device no longer has the model of its last commit")
-    model.load_state_dict(kept.to_torch_state_dict())
+    model.load_state_dict(_kept(context).to_torch_state_dict())
     start = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
     first, steps, size = assignment.first_step, assignment.overlap_steps, assignment.batch_size
     trained = train(device, model, optimizer, first, steps, batch_size=size)
     return trained, {
         name: parameter.detach() - start[name] for name, parameter in model.named_parameters()
     }
+
+
+def _kept(context: Context) -> ArrayRecord:
+    kept = context.state.array_records.get(_MODEL)
+    if kept is None:
+        raise RuntimeError("this device no longer has the model of its last commit")
+    return kept
 
 
 def _restore_momentum(optimizer: torch.optim.Optimizer, model: nn.Module, context: Context) -> None:

@@ -23,10 +23,11 @@ class EventKind(IntEnum):
     ARRIVAL = 1
     ALARM = 2
     RELEASE = 3
-    EVALUATION = 4
-    CHECKPOINT = 5
-    DEADLINE = 6
-    STOP = 7
+    PRESENCE = 4
+    EVALUATION = 5
+    CHECKPOINT = 6
+    DEADLINE = 7
+    STOP = 8
 
 
 @dataclass(frozen=True)

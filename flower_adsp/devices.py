@@ -34,6 +34,10 @@ class DeviceProfile:
     jitter : float (default: 0.0)
         Standard deviation σ of the logarithm of an assignment's slowness: its steps take
         exp(σ z − σ²/2) times as long, z normal, so that the mean speed stays the stated one.
+    available_s, away_s : float (default: 0.0)
+        In virtual time the device is there for `available_s` seconds, then away for `away_s`, in
+        turn, each device at a point of its own in this cycle; what it was at when it left, it goes
+        on with when it is back. With `away_s` = 0 it is always there.
     """
 
     name: str = "device"
@@ -43,6 +47,8 @@ class DeviceProfile:
     latency_s: float = 0.01
     memory_mib: float = 1024.0
     jitter: float = 0.0
+    available_s: float = 0.0
+    away_s: float = 0.0
 
     def __post_init__(self) -> None:
         """Check the numbers."""
@@ -50,10 +56,16 @@ class DeviceProfile:
             value = getattr(self, key)
             ok = isinstance(value, int | float) and isfinite(value) and value > 0
             require(ok, f"{key} of device {self.name!r}", value, "a number above 0")
-        for key in ("latency_s", "jitter"):
+        for key in ("latency_s", "jitter", "available_s", "away_s"):
             value = getattr(self, key)
             ok = isinstance(value, int | float) and isfinite(value) and value >= 0
             require(ok, f"{key} of device {self.name!r}", value, "a number of at least 0")
+        require(
+            not self.away_s or self.available_s > 0,
+            f"available_s of device {self.name!r}",
+            self.available_s,
+            "above 0 where away_s is",
+        )
 
     def speed(self, batch_size: int) -> float:
         """Return v_i, the steps per second with mini-batches of `batch_size`."""
@@ -67,6 +79,52 @@ class DeviceProfile:
         return seconds
 
 
+@dataclass(frozen=True)
+class Presence:
+    """When a device is there: for `available` of each cycle, then away. All in microseconds.
+
+    Parameters
+    ----------
+    available, away : int
+        How long it is there and away in turn; it is always there if `away` is 0.
+    offset : int (default: 0)
+        How far into the time it is there it is at time 0.
+    """
+
+    available: int
+    away: int
+    offset: int = 0
+
+    def advance(self, start: int, duration: int) -> int:
+        """Return when `duration` of being there has passed since `start`."""
+        if not self.away:
+            return start + duration
+        cycles, place = divmod(start + self.offset, self.available + self.away)
+        done = cycles * self.available + min(place, self.available) + duration
+        # What ends just when it leaves, ends then and not when it is back.
+        cycles, place = divmod(done, self.available)
+        if duration and not place:
+            cycles, place = cycles - 1, self.available
+        return cycles * (self.available + self.away) + place - self.offset
+
+    def away_between(self, start: int, end: int) -> int:
+        """Return for how long it is away from `start` to `end`."""
+        return end - start - (self._present_until(end) - self._present_until(start))
+
+    def next_change(self, now: int) -> int:
+        """Return the first time after `now` at which it leaves or is back."""
+        cycles, place = divmod(now + self.offset, self.available + self.away)
+        end = self.available if place < self.available else self.available + self.away
+        return cycles * (self.available + self.away) + end - self.offset
+
+    def _present_until(self, time: int) -> int:
+        if not self.away:
+            return time
+        cycles, place = divmod(time + self.offset, self.available + self.away)
+        return cycles * self.available + min(place, self.available)
+
+
+ALWAYS = Presence(0, 0)
 PROFILE_FIELDS = tuple(field.name for field in fields(DeviceProfile))
 
 

@@ -38,7 +38,8 @@ TRAIN_LOSS = "train-loss"
 
 _ID, _VERSION, _FIRST_STEP = "assignment-id", "model-version", "first-step"
 _STEPS, _SECONDS, _LR = "steps", "seconds", "lr"
-_OVERLAP, _KEEPS, _BATCH_SIZE = "overlap-steps", "keeps-model", "batch-size"
+_OVERLAP, _KEEPS, _CONTINUES = "overlap-steps", "keeps-model", "continues"
+_BATCH_SIZE = "batch-size"
 _TRAIN_SECONDS = "train-seconds"
 _NO_STEPS, _NO_SECONDS = 0, -1.0
 
@@ -66,7 +67,9 @@ class Assignment:
         How many of the steps are taken, before this model counts, from the model that the device
         had at its last commit: those it did while that commit and this model travelled.
     keeps_model : bool (default: False)
-        Whether the device keeps its model after training, for an overlap to come.
+        Whether the device keeps its model after training, to go on from there.
+    continues : bool (default: False)
+        Whether the device goes on from the model it kept, not from the one that comes with it.
     batch_size : int | None (default: None)
         Examples in a mini-batch, where not the task's.
     """
@@ -79,6 +82,7 @@ class Assignment:
     seconds: float | None = None
     overlap_steps: int = 0
     keeps_model: bool = False
+    continues: bool = False
     batch_size: int | None = None
 
     def __post_init__(self) -> None:
@@ -100,6 +104,7 @@ class Assignment:
                 _SECONDS: _NO_SECONDS if self.seconds is None else self.seconds,
                 _OVERLAP: self.overlap_steps,
                 _KEEPS: self.keeps_model,
+                _CONTINUES: self.continues,
                 _BATCH_SIZE: self.batch_size or 0,
             }
         )
@@ -132,6 +137,7 @@ class Assignment:
             seconds=seconds if steps <= 0 else None,
             overlap_steps=overlap,
             keeps_model=bool(_get(record, _KEEPS)),
+            continues=bool(_get(record, _CONTINUES)),
             batch_size=batch_size or None,
         )
 

@@ -155,8 +155,8 @@ class Adsp(CommitStrategy):
         for (name, needed), ids in slow.items():
             log(
                 WARNING,
-                "%s (workers %s) cannot keep up: Γ/r = %.2f s is less than the %.2f s it needs from "
-                "commit to commit; lower the commit rate or raise the check period",
+                "%s (workers %s) cannot keep up: Γ/r = %.2f s is less than the %.2f s it needs "
+                "from commit to commit; lower the commit rate or raise the check period",
                 name,
                 ", ".join(map(str, ids)),
                 self.check_period / self.rate,
@@ -183,8 +183,15 @@ class Adsp(CommitStrategy):
     def _set_due(self) -> None:
         for worker in self.state.workers.values():
             self.due[worker.id] = (
-                commits_due(self.commit_target, worker.commits) if self.catch_up else self.rate
+                commits_due(self.commit_target, worker.count) if self.catch_up else self.rate
             )
+
+    def returned(self, worker: Worker) -> None:
+        """Let c_i be at least the lowest count of those who were there."""
+        others = [other.count for other in self.state.present if other is not worker]
+        worker.counted_before += max(0, min(others, default=0) - worker.count)
+        if self.catch_up:
+            self.due[worker.id] = commits_due(self.commit_target, worker.count)
 
     def assign(self, worker: Worker) -> Work:
         """Train until the timer runs out."""
@@ -216,7 +223,7 @@ class Adsp(CommitStrategy):
         if self.search is not None:
             self._end_window(self.search)
         if self.search is not None and self.search.is_searching:
-            counts = [worker.commits for worker in self.state.workers.values()]
+            counts = [worker.count for worker in self.state.present]
             self.commit_target = max(counts) + self.rate
         else:
             self.commit_target += self.rate

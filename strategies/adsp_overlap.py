@@ -24,8 +24,8 @@ class AdspOverlap(Adsp):
     Not published. A worker goes on training on its own model while its commit travels to the
     server and the new model to it; then it moves the new model by as much as these steps had moved
     its own, and goes on from there. The commit that follows contains them. The commit rate is not
-    searched: it follows from Γ and the slowest worker's step and O_i (`hidden_rate`). On a wall clock
-    a node has one open message at a time, so that there nothing overlaps.
+    searched: it follows from Γ and the slowest worker's step and O_i (`hidden_rate`). On a wall
+    clock a node has one open message at a time, so that there nothing overlaps.
 
     Parameters
     ----------

@@ -63,6 +63,9 @@ class CommitStrategy(Strategy):
         """Go on without the commit of a worker that was refused; return as `apply`."""
         return False
 
+    def returned(self, worker: Worker) -> None:
+        """Take note that a worker is back that was away."""
+
     def alarm(self, subject: int) -> bool:
         """Do what is due at an alarm put into `state.alarms`; return as `apply`."""
         return False

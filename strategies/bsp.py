@@ -58,7 +58,7 @@ class Bsp(CommitStrategy):
 
     def _arrive(self, worker: Worker, commit: Commit | None) -> bool:
         self._arrived[worker.id] = commit
-        self._is_open = len(self._arrived) == self.state.num_workers
+        self._is_open = len(self._arrived) == len(self.state.workers)
         if not self._is_open:
             return False
         commits = [self._arrived[id_] for id_ in sorted(self._arrived)]

@@ -17,7 +17,7 @@ from flwr.serverapp.strategy import Result
 
 from flower_adsp.arrays import decode
 from flower_adsp.clock import MICROSECONDS, Clock, Event, EventKind, VirtualClock, WallClock
-from flower_adsp.devices import heterogeneity
+from flower_adsp.devices import ALWAYS, Presence, heterogeneity
 from flower_adsp.errors import ConfigError, RefusedMessage
 from flower_adsp.messages import (
     Assignment,
@@ -138,6 +138,8 @@ class EventLoop:
             worker.overhead = network.upload(worker.profile, size) + network.download(
                 worker.profile, size
             )
+            if self.clock.is_virtual:
+                worker.presence = _presence(worker, self.options.seed)
         self.state.is_evaluated = self.evaluate_fn is not None
         self.strategy.state = self.state
         self.strategy.begin()
@@ -160,6 +162,8 @@ class EventLoop:
         self._evaluate()
         for event in self._first_alarms():
             self.clock.schedule(event)
+        for worker in workers:
+            self._schedule_presence(worker)
         self._waiting = list(workers)
         self._release_waiting()
         self._set_alarms()
@@ -190,6 +194,8 @@ class EventLoop:
                 if self.strategy.alarm(int(event.subject)):
                     self.state.model_changed()
                 self._release_waiting()
+            case EventKind.PRESENCE:
+                self._change_presence(self.state.workers[int(event.subject)])
             case EventKind.RELEASE:
                 self._waiting.append(self.state.workers[int(event.subject)])
                 self._release_waiting()
@@ -206,6 +212,19 @@ class EventLoop:
                     self._arrive(str(event.subject))
             case EventKind.STOP:
                 self._is_over = True
+
+    def _change_presence(self, worker: Worker) -> None:
+        worker.is_away = not worker.is_away
+        if not worker.is_away:
+            self.strategy.returned(worker)
+        self._tell("away" if worker.is_away else "back", worker=worker.id)
+        self._schedule_presence(worker)
+        self._release_waiting()
+
+    def _schedule_presence(self, worker: Worker) -> None:
+        if self.clock.is_virtual and worker.presence.away:
+            at = worker.presence.next_change(self.state.now)
+            self.clock.schedule(Event(at, EventKind.PRESENCE, worker.id))
 
     def _again(self, event: Event, every: float | None) -> None:
         assert every is not None
@@ -262,7 +281,9 @@ class EventLoop:
         if worker.is_stock:
             flight.sent = arrays
         worker.flight = flight
-        worker.bytes_down += self.state.num_bytes
+        if not flight.assignment.continues:
+            worker.version = self.state.version
+            worker.bytes_down += self.state.num_bytes
         flight.message_id = self.inbox.push(message)
         # A message that Flower would not take is counted as refused when its answer is due.
         subject = flight.message_id or f"unsent-{flight.assignment.id}"
@@ -283,15 +304,23 @@ class EventLoop:
         steps, seconds = work.steps, work.seconds
         start, step = now, 0
         end = arrival = None
-        overlap = overlapped = 0
+        overlap = overlapped = away = 0
         overlaps = work.overlaps and self.clock.is_virtual
+        continues = self.clock.is_virtual and not work.pulls and worker.trained_until is not None
         if self.clock.is_virtual:
             jitter = stream(self.options.seed, worker.id, "jitter", number)
             batch_size = work.batch_size or worker.batch_size
             step = max(1, _microseconds(worker.profile.step_seconds(batch_size, jitter)))
-            start = now + self.options.network.download(worker.profile, self.state.num_bytes)
+            present = worker.presence
+            if not continues:
+                download = self.options.network.download(worker.profile, self.state.num_bytes)
+                start = present.advance(now, download)
             begin = start
-            if overlaps and worker.trained_until is not None:
+            if (
+                overlaps
+                and worker.trained_until is not None
+                and not present.away_between(worker.trained_until, start)
+            ):
                 # The step in progress when the model comes is finished first.
                 overlap = ceil((start - worker.trained_until) / step)
                 begin = worker.trained_until + overlap * step
@@ -303,20 +332,22 @@ class EventLoop:
             else:
                 steps += overlap
             if not worker.is_stock:  # how much a stock ClientApp does, only its reply tells
-                end = begin + (steps - overlap) * step
-                arrival = end + self._upload(worker)
+                end = present.advance(begin, (steps - overlap) * step)
+                away = present.away_between(begin, end)
+                arrival = present.advance(end, self._upload(worker))
         assignment = Assignment(
             number,
-            self.state.version,
+            worker.version if continues else self.state.version,
             worker.steps,
             self._learning_rate(),
             steps,
             seconds,
             overlap,
-            overlaps,
+            overlaps or (work.keeps and self.clock.is_virtual),
+            continues,
             work.batch_size,
         )
-        return Flight(assignment, None, now, start, end, arrival, step, overlapped)
+        return Flight(assignment, None, now, start, end, arrival, step, overlapped, away)
 
     def _upload(self, worker: Worker) -> int:
         return self.options.network.upload(worker.profile, self.state.num_bytes)
@@ -342,8 +373,10 @@ class EventLoop:
                     steps = self._decode(worker, flight, reply).steps
                 except RefusedMessage:
                     steps = 1  # it is refused when it arrives
-        flight.end = flight.start + steps * flight.step
-        flight.arrival = flight.end + self._upload(worker)
+        present = worker.presence
+        flight.end = present.advance(flight.start, steps * flight.step)
+        flight.away = present.away_between(flight.start, flight.end)
+        flight.arrival = present.advance(flight.end, self._upload(worker))
         self.clock.schedule(Event(flight.arrival, EventKind.ARRIVAL, subject))
 
     def _arrive(self, subject: str) -> None:
@@ -401,8 +434,9 @@ class EventLoop:
             seconds = 0.0 if commit is None else commit.train_seconds
             trained = min(_microseconds(seconds), now - flight.released)
         else:
-            trained = flight.end - flight.start
-        overhead = now - flight.released - trained
+            trained = flight.end - flight.start - flight.away
+        away = worker.presence.away_between(flight.released, now)
+        overhead = now - flight.released - trained - away
         # What it trained on while its last commit travelled was booked as communicating then.
         worker.computing += trained + flight.overlapped
         worker.communicating += overhead - flight.overlapped
@@ -479,6 +513,17 @@ class EventLoop:
         full: Mapping[str, Any] = {"event": event, "t": self.state.seconds, **record}
         for callback in self.options.callbacks:
             callback.on_event(full, self.state)
+
+
+def _presence(worker: Worker, seed: int) -> Presence:
+    """Return when a worker is there; all are at first."""
+    available, away = (
+        _microseconds(seconds) for seconds in (worker.profile.available_s, worker.profile.away_s)
+    )
+    if not away:
+        return ALWAYS
+    offset = int(stream(seed, worker.id, "availability").integers(available))
+    return Presence(available, away, offset)
 
 
 def _times(flight: Flight, is_virtual: bool) -> dict[str, float]:

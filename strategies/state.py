@@ -7,7 +7,7 @@ from flwr.app import ArrayRecord
 
 from flower_adsp.arrays import Weights, encode, num_bytes
 from flower_adsp.clock import MICROSECONDS
-from flower_adsp.devices import DeviceProfile
+from flower_adsp.devices import ALWAYS, DeviceProfile, Presence
 from flower_adsp.messages import Assignment
 
 
@@ -16,12 +16,15 @@ class Work:
     """A strategy's answer to what a worker does next: a number of steps, or seconds.
 
     With `overlaps` it has gone on training while its last commit and the model travelled, and
-    does so after this one. `batch_size` is None for the task's.
+    does so after this one. In virtual time, one that `keeps` its model may go on from it, where the
+    next work does not pull the server's (`pulls`). `batch_size` is None for the task's.
     """
 
     steps: int | None = None
     seconds: float | None = None
     overlaps: bool = False
+    keeps: bool = False
+    pulls: bool = True
     batch_size: int | None = None
 
 
@@ -47,6 +50,8 @@ class Flight:
         Microseconds a step takes.
     overlapped : int
         Microseconds it trained between its last commit's t1 and t3.
+    away : int
+        Microseconds of the time from `start` to `end` that it is away.
     sent : ArrayRecord | None
         The model that went with it, kept only where the reply will be the full model.
     """
@@ -59,6 +64,7 @@ class Flight:
     arrival: int | None
     step: int
     overlapped: int = 0
+    away: int = 0
     sent: ArrayRecord | None = None
 
 
@@ -86,6 +92,14 @@ class Worker:
         When its last commit arrived, while it has no new assignment.
     trained_until : int | None
         t1 of its last commit, if it kept its model and may train on from there.
+    version : int
+        Version of the model that it pulled last.
+    presence : Presence
+        When it is there.
+    is_away : bool
+        Whether it is not there at present.
+    counted_before : int
+        Commits that count for ADSP's targets without having been made, since it was away.
     """
 
     id: int
@@ -107,6 +121,15 @@ class Worker:
     flight: Flight | None = None
     idle_since: int | None = 0
     trained_until: int | None = None
+    version: int = 0
+    presence: Presence = ALWAYS
+    is_away: bool = False
+    counted_before: int = 0
+
+    @property
+    def count(self) -> int:
+        """Return c_i, the commits that count for ADSP's targets."""
+        return self.commits + self.counted_before
 
     @property
     def speed(self) -> float:
@@ -123,9 +146,12 @@ class Worker:
         computing, communicating, blocked = self.computing, self.communicating, self.blocked
         if self.flight is not None:
             start, end = self.flight.start, self.flight.end
-            trained = max(min(now, now if end is None else end) - start, 0)
+            until = min(now, now if end is None else end)
+            trained = max(until - start - self.presence.away_between(start, until), 0)
             computing += trained
-            communicating += now - self.flight.released - trained
+            released = self.flight.released
+            away = self.presence.away_between(released, now)
+            communicating += now - released - away - trained
         elif self.idle_since is not None:
             blocked += now - self.idle_since
         return computing, communicating, blocked
@@ -165,8 +191,14 @@ class FederationState:
 
     @property
     def num_workers(self) -> int:
-        """Return M, the number of active workers."""
-        return len(self.workers)
+        """Return M, the number of workers that are there."""
+        return len(self.present)
+
+    @property
+    def present(self) -> list[Worker]:
+        """Return the workers that are there, or all while none is."""
+        workers = list(self.workers.values())
+        return [worker for worker in workers if not worker.is_away] or workers
 
     @property
     def seconds(self) -> float:
@@ -184,7 +216,7 @@ class FederationState:
             return 1.0 / self.num_workers
         total = sum(
             num_examples if other is worker else other.num_examples or num_examples
-            for other in self.workers.values()
+            for other in self.present
         )
         return num_examples / total
 

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from flower_adsp.config import choices, load_config
 from flower_adsp.devices import (
     DeviceProfile,
+    Presence,
     deal,
     heterogeneity,
     measure,
@@ -108,3 +109,37 @@ def test_limits_of_not_waiting() -> None:
     assert heterogeneity([1, 1, 1]) == 1
     assert not_waiting_limit(1) == 0
     assert not_waiting_limit(3.2) == pytest.approx(0.6875)
+
+
+@given(
+    st.integers(1, 6), st.integers(0, 5), st.integers(0, 5), st.integers(0, 30), st.integers(0, 30)
+)
+def test_presence_is_as_counted_second_by_second(
+    available: int, away: int, offset: int, start: int, duration: int
+) -> None:
+    presence = Presence(available, away, min(offset, available - 1))
+
+    def is_there(second: int) -> bool:
+        return (second + presence.offset) % (available + away) < available
+
+    end, left = start, duration
+    while left:
+        left -= is_there(end)
+        end += 1
+    assert presence.advance(start, duration) == end or not duration
+    absent = sum(not is_there(second) for second in range(start, start + duration))
+    assert presence.away_between(start, start + duration) == absent
+    if away:
+        change = presence.next_change(start)
+        assert is_there(change) != is_there(change - 1)
+        assert all(is_there(s) == is_there(start) for s in range(start, change))
+
+
+def test_nothing_to_do_while_away_waits_for_the_return() -> None:
+    assert Presence(3, 2).advance(4, 0) == 5  # away from 3 to 5
+    assert Presence(3, 2).advance(4, 1) == 6
+
+
+def test_who_is_ever_away_must_sometimes_be_there() -> None:
+    with pytest.raises(ConfigError, match="available_s of device 'ghost' = 0"):
+        DeviceProfile("ghost", away_s=5.0)

@@ -203,3 +203,31 @@ def test_profiles_from_the_node_config_are_used() -> None:
     assert recorder.state.workers[0].profile == DeviceProfile(
         name="uniform", seconds_per_sample=2.0, memory_mib=4096
     )
+
+
+def test_who_is_back_counts_like_the_others_and_holds_nobody_up() -> None:
+    recorder = Recorder()
+    configs = [{"seconds_per_sample": 1.0} for _ in range(3)]
+    configs[2] |= {"available_s": 40.0, "away_s": 45.0}
+    strategy = Adsp(check_period=10, commit_rate=2, loop=fixed(callbacks=[recorder]))
+    with toy_grid(3, node_configs=configs) as grid:
+        run_toy(strategy, grid, rounds=12)
+    moves = [(record["event"], record["t"]) for record in recorder.records if "worker" in record
+             and record["event"] in ("away", "back")]  # fmt: skip
+    assert [event for event, _ in moves] == ["away", "back", "away"]
+    left, back = moves[0][1], moves[1][1]
+    assert 0 < left <= 40
+    assert back == left + 45
+    commits = [(record["worker"], record["t"]) for record in recorder.of("commit")]
+    assert not [t for worker, t in commits if worker == 2 and left < t < back]
+    worker = recorder.state.workers[2]
+    assert worker.counted_before > 0
+    again = [
+        r["commits_due"] for r in recorder.of("checkpoint") if back + 10 < r["t"] < moves[2][1]
+    ]
+    assert again
+    assert all(max(due) <= 3 for due in again)  # it need not make up for the time away
+    computing, communicating, blocked = worker.spent(recorder.state.now)
+    present = 120 - 45 - max(0, 120 - moves[2][1])
+    assert computing + communicating + blocked == round(present * 1_000_000)
+    assert blocked == 0

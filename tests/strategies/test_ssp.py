@@ -81,3 +81,34 @@ def test_bad_settings_are_named() -> None:
         Ssp(staleness=-1)
     with pytest.raises(ConfigError, match="server_learning_rate = 0"):
         Ssp(server_learning_rate=0)
+
+
+def test_who_pulls_only_when_it_leads_goes_on_from_its_own_model() -> None:
+    # Steps of 1 s and 3 s, s = 1: worker 0 leads by s at each of its commits, worker 1 never does.
+    recorder = Recorder()
+    strategy = Ssp(staleness=1, pull="blocked", loop=loop(recorder))
+    with toy_grid(2, node_configs=speeds(1, 3)) as grid:
+        result = run_toy(strategy, grid, rounds=3, lr=0.5)
+    order = [record["worker"] for record in recorder.of("commit")]
+    assert order == [0, 0, 1, 0, 1, 0, 1]
+    w, own = 0.0, {0: 0.0, 1: 0.0}
+    waits = False
+    for worker in order:
+        step = -0.5 * (own[worker] - (worker + 1))
+        w += 0.5 * step
+        own[worker] += step
+        if worker == 0:
+            own[0] = w
+        if waits:
+            own[0] = w  # it is let go by worker 1's commit, and reads what that made
+        waits = worker == 0 and own[0] is w
+    assert weight(result.arrays) == pytest.approx(w, rel=1e-12)
+    versions = [record["version"] for record in recorder.of("commit") if record["worker"] == 1]
+    assert versions == [0, 0, 0]  # it never pulled
+    workers = recorder.state.workers
+    assert workers[1].bytes_down == workers[0].bytes_down / 4
+
+
+def test_pull_is_one_of_two() -> None:
+    with pytest.raises(ConfigError, match="pull 'never'"):
+        Ssp(pull="never")
