@@ -1,0 +1,1 @@
+"""Training parts of a model: units, memory-true layers, memory model, planner and plans."""
