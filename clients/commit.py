@@ -1,15 +1,21 @@
 """The handler of ``train.commit``: do an assignment, answer with the accumulated update."""
 
+from collections.abc import Mapping
+
 import numpy as np
 import torch
 from flower_adsp.clients.device import Device, device_of
+from flower_adsp.clients.portions import committed_buffers, trainable
 from flower_adsp.clients.training import Trained, make_optimizer, train
 from flwr.app import Array, ArrayRecord, Context, Message
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from flower_adsp.messages import Assignment, Commit, decode_assignment, encode_commit
+from flower_adsp.sparse.freezing import read_slices, write_slices
 
 _MOMENTUM, _MODEL = "flower-adsp.momentum", "flower-adsp.model"
+_CHANNELS_OF = "channels of "
 
 
 def handle_commit(message: Message, context: Context) -> Message:
@@ -31,49 +37,51 @@ def handle_commit(message: Message, context: Context) -> Message:
     assignment, arrays = decode_assignment(message)
     device = device_of(context)
     model = device.task.build_model().to(device.accelerator)
-    optimizer = make_optimizer(device, model, assignment.lr)
-    _restore_momentum(optimizer, model, context)
+    trained = trainable(model, device, assignment)
+    optimizer = make_optimizer(device, trained.values(), assignment.lr)
+    _restore_momentum(optimizer, trained, assignment, context)
     first, steps = assignment.first_step, assignment.steps
     before: Trained | None = None
     moved: dict[str, Tensor] = {}
     if assignment.overlap_steps:
-        before, moved = _train_on(device, model, optimizer, assignment, context)
+        before, moved = _train_on(device, model, trained, optimizer, assignment, context)
         first = first + before.steps
         steps = (steps or 0) - before.steps
     if assignment.continues:
         arrays = _kept(context)
-    model.load_state_dict(arrays.to_torch_state_dict())
-    start = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
+    _load(model, arrays)
+    start = {name: tensor.detach().clone() for name, tensor in trained.items()}
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name in moved:
-                parameter.add_(moved[name])
+        for name, distance in moved.items():
+            trained[name].add_(distance)
     size = assignment.batch_size
-    trained = train(device, model, optimizer, first, steps, assignment.seconds, batch_size=size)
+    done = train(device, model, optimizer, first, steps, assignment.seconds, batch_size=size)
     if before is not None:
-        trained = before.then(trained)
-    parameters = dict(model.named_parameters())
+        done = before.then(done)
+    write_slices(model)
     state = model.state_dict()
+    buffers = committed_buffers(model, assignment)
     commit = Commit(
         assignment_id=assignment.id,
         version=assignment.version,
-        steps=trained.steps,
-        train_seconds=trained.seconds,
+        steps=done.steps,
+        train_seconds=done.seconds,
         num_examples=len(device.train),
-        train_loss=trained.mean_loss,
+        train_loss=done.mean_loss,
         update={
-            name: (parameters[name].detach() - start[name]).cpu().numpy()
-            for name in state
-            if name in parameters
+            name: (parameter.detach() - start[name]).cpu().numpy()
+            for name, parameter in trained.items()
         },
         buffers={
             name: np.asarray(tensor.cpu().numpy())
             for name, tensor in state.items()
-            if name not in parameters
+            if name in buffers
         },
     )
     reply = encode_commit(message, commit)
-    _keep_momentum(optimizer, model, context)  # last, so that a failed handler changes nothing
+    _keep_momentum(
+        optimizer, trained, assignment, context
+    )  # last, so that a failed handler changes nothing
     context.state.pop(_MODEL, None)
     if assignment.keeps_model:
         context.state[_MODEL] = ArrayRecord(state)
@@ -83,17 +91,18 @@ def handle_commit(message: Message, context: Context) -> Message:
 def _train_on(
     device: Device,
     model: nn.Module,
+    parameters: Mapping[str, nn.Parameter],
     optimizer: torch.optim.Optimizer,
     assignment: Assignment,
     context: Context,
 ) -> tuple[Trained, dict[str, Tensor]]:
     """Take the steps of the overlap from the kept model; return by how much they moved it."""
-    model.load_state_dict(_kept(context).to_torch_state_dict())
-    start = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
+    _load(model, _kept(context))
+    start = {name: tensor.detach().clone() for name, tensor in parameters.items()}
     first, steps, size = assignment.first_step, assignment.overlap_steps, assignment.batch_size
     trained = train(device, model, optimizer, first, steps, batch_size=size)
     return trained, {
-        name: parameter.detach() - start[name] for name, parameter in model.named_parameters()
+        name: parameter.detach() - start[name] for name, parameter in parameters.items()
     }
 
 
@@ -104,21 +113,53 @@ def _kept(context: Context) -> ArrayRecord:
     return kept
 
 
-def _restore_momentum(optimizer: torch.optim.Optimizer, model: nn.Module, context: Context) -> None:
+def _load(model: nn.Module, arrays: ArrayRecord) -> None:
+    model.load_state_dict(arrays.to_torch_state_dict())
+    read_slices(model)
+
+
+def _restore_momentum(
+    optimizer: torch.optim.Optimizer,
+    trained: Mapping[str, nn.Parameter],
+    assignment: Assignment,
+    context: Context,
+) -> None:
+    """Give the optimizer the momentum of what was trained before, and in the same channels."""
     record = context.state.array_records.get(_MOMENTUM)
     if record is None:
         return
-    for name, parameter in model.named_parameters():
-        if name in record:
-            kept = torch.from_numpy(record[name].numpy())
-            optimizer.state[parameter]["momentum_buffer"] = kept.to(parameter.device)
+    channels = _channels(assignment)
+    for name, parameter in trained.items():
+        if name not in record:
+            continue
+        before = record.get(_CHANNELS_OF + name)
+        now = channels.get(name)
+        if (before is None) != (now is None):
+            continue
+        if before is not None and now is not None and not np.array_equal(before.numpy(), now):
+            continue
+        kept = torch.from_numpy(record[name].numpy())
+        optimizer.state[parameter]["momentum_buffer"] = kept.to(parameter.device)
 
 
-def _keep_momentum(optimizer: torch.optim.Optimizer, model: nn.Module, context: Context) -> None:
+def _keep_momentum(
+    optimizer: torch.optim.Optimizer,
+    trained: Mapping[str, nn.Parameter],
+    assignment: Assignment,
+    context: Context,
+) -> None:
+    channels = _channels(assignment)
     kept = {}
-    for name, parameter in model.named_parameters():
+    for name, parameter in trained.items():
         momentum = optimizer.state.get(parameter, {}).get("momentum_buffer")
         if momentum is not None:
             kept[name] = Array(momentum.cpu().numpy())
+            if name in channels:
+                kept[_CHANNELS_OF + name] = Array(channels[name])
     if kept:
         context.state[_MOMENTUM] = ArrayRecord(kept)
+
+
+def _channels(assignment: Assignment) -> dict[str, NDArray[np.int64]]:
+    portions = (assignment.portions or {}).values()
+    return {name: chosen for portion in portions for name, chosen in portion.channels.items()}

@@ -36,7 +36,7 @@ def handle_train(message: Message, context: Context) -> Message:
     require(
         isinstance(server_round, int) and server_round > 0, "server-round", server_round, "above 0"
     )
-    optimizer = make_optimizer(device, model, float(rate))
+    optimizer = make_optimizer(device, model.parameters(), float(rate))
     trained = train(
         device,
         model,

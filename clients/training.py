@@ -1,7 +1,7 @@
 """Local training: plain mini-batch SGD for a number of steps or seconds."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -101,11 +101,13 @@ def _seed(accelerator: torch.device, seed: int) -> None:
         torch.mps.manual_seed(seed)
 
 
-def make_optimizer(device: Device, model: nn.Module, learning_rate: float) -> torch.optim.SGD:
+def make_optimizer(
+    device: Device, parameters: Iterable[nn.Parameter], learning_rate: float
+) -> torch.optim.SGD:
     """Return SGD with the run's momentum and weight decay."""
     settings = device.config.train
     return torch.optim.SGD(
-        (parameter for parameter in model.parameters() if parameter.requires_grad),
+        [parameter for parameter in parameters if parameter.requires_grad],
         lr=learning_rate,
         momentum=settings.momentum,
         weight_decay=settings.weight_decay,

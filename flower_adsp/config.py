@@ -23,7 +23,8 @@ from flower_adsp.devices import DeviceProfile, parse_preset
 from flower_adsp.errors import ConfigError, require, unknown
 from flower_adsp.network import Network
 
-GROUPS = ("strategy", "devices", "task", "network")
+GROUPS = ("strategy", "devices", "task", "network", "plan")
+LAYERS = ("auto", "stock", "memory-true")
 RUN_CONFIG_KEYS = (*GROUPS, "tracking.progress", "seed", "output", "resume", "overrides")
 
 _PLAIN_TYPES = (bool, int, float, str)
@@ -54,6 +55,7 @@ class TrainSettings:
     momentum: float = 0.0
     weight_decay: float = 0.0
     device: str = "auto"
+    layers: str = "auto"
 
 
 @dataclass
@@ -110,6 +112,7 @@ class Config:
     devices: Devices
     network: Network
     network_name: str
+    plan: Choice
     run: RunSettings
     train: TrainSettings
     tracking: TrackingSettings
@@ -128,6 +131,7 @@ class Config:
             "strategy": {"name": self.strategy.name, **self.strategy.settings},
             "task": {"name": self.task.name, **self.task.settings},
             "devices": self.devices.name,
+            "plan": {"name": self.plan.name, **self.plan.settings},
             "network": {"name": self.network_name, "overhead_s": self.network.overhead_s},
             "run": vars(self.run),
             "train": vars(self.train),
@@ -181,8 +185,9 @@ def _load(items: tuple[tuple[str, Any], ...]) -> Config:
         "devices": _string(given, "devices", "adsp-ec2"),
         "task": _string(given, "task", "mnist-cnn"),
         "network": _string(given, "network", "links"),
+        "plan": _string(given, "plan", "none"),
     }
-    sections = ("strategy", "task", "network", *base)
+    sections = ("strategy", "task", "network", "plan", *base)
     for key in overrides:
         if str(key) not in sections:
             raise unknown("override section", key, sections)
@@ -204,6 +209,7 @@ def _load(items: tuple[tuple[str, Any], ...]) -> Config:
         devices=_devices(names["devices"]),
         network=network,
         network_name=names["network"],
+        plan=_choice("plan", names["plan"], overrides),
         run=run,
         train=train,
         tracking=tracking,
@@ -408,3 +414,5 @@ def _check_train(train: TrainSettings) -> None:
     require(train.weight_decay >= 0, "train.weight_decay", train.weight_decay, "at least 0")
     if train.device not in ("auto", "cpu", "cuda", "mps"):
         raise unknown("train.device", train.device, ("auto", "cpu", "cuda", "mps"))
+    if train.layers not in LAYERS:
+        raise unknown("train.layers", train.layers, LAYERS)

@@ -4,6 +4,7 @@ import json
 import os
 import time
 from datetime import datetime
+from inspect import signature
 from logging import INFO
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,7 @@ def run_experiment(grid: Grid, config: Config) -> dict[str, Any]:
     callbacks: list[Any] = [History(folder / HISTORY), summary]
     if config.tracking.progress == "lines":
         callbacks.append(Progress())
-    strategy = _build_strategy(config, callbacks)
+    strategy = _build_strategy(config, task, callbacks)
     log(INFO, "The files of this run go to %s", folder)
 
     evaluate = _Evaluator(task, folder / MODEL)
@@ -87,8 +88,7 @@ def check_config(config: Config) -> None:
     ConfigError
         If a value is out of range.
     """
-    build_task(config)
-    _build_strategy(config, [])
+    _build_strategy(config, build_task(config), [])
 
 
 class _Evaluator:
@@ -111,11 +111,12 @@ class _Evaluator:
         return MetricRecord(dict(self.metrics(arrays, "validation")))
 
 
-def _build_strategy(config: Config, callbacks: list[Any]) -> Strategy:
+def _build_strategy(config: Config, task: Task, callbacks: list[Any]) -> Strategy:
     # Late: what a user's own Flower strategy does not need is not imported.
     from flower_adsp.strategies.options import LoopOptions
 
     run = config.run
+    planner = config.plan.build(task=task, momentum=config.train.momentum > 0)
     loop = LoopOptions(
         clock="virtual" if config.is_virtual else "wall",
         seed=config.seed,
@@ -128,9 +129,17 @@ def _build_strategy(config: Config, callbacks: list[Any]) -> Strategy:
         node_timeout=run.node_timeout,
         stock_profiles=[profile for profile, count in config.devices.profiles for _ in range(count)]
         or LoopOptions().stock_profiles,
+        planner=planner,
         callbacks=callbacks,
     )
     strategy = config.strategy.build(loop=loop)
+    is_ours = "loop" in signature(config.strategy.target).parameters
+    require(
+        planner is None or is_ours,
+        "plan",
+        config.plan.name,
+        f"none with the strategy {config.strategy.name!r}, which trains whole models",
+    )
     if not isinstance(strategy, Strategy):
         raise ConfigError(
             f"strategy.target = {config.strategy.name!r} made a {type(strategy).__name__}, which "

@@ -12,7 +12,7 @@ message type         content
 """
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from math import isfinite
 from typing import Any
@@ -25,6 +25,7 @@ from flower_adsp import __version__
 from flower_adsp.arrays import Weights, decode, encode, is_averaged, is_buffer_name, is_finite
 from flower_adsp.devices import PROFILE_FIELDS, DeviceProfile
 from flower_adsp.errors import ConfigError, RefusedMessage
+from flower_adsp.sparse.portions import WHOLE, Portion, Slice
 
 TRAIN_COMMIT = "train.commit"
 QUERY_CAPABILITY = "query.capability"
@@ -39,8 +40,9 @@ TRAIN_LOSS = "train-loss"
 _ID, _VERSION, _FIRST_STEP = "assignment-id", "model-version", "first-step"
 _STEPS, _SECONDS, _LR = "steps", "seconds", "lr"
 _OVERLAP, _KEEPS, _CONTINUES = "overlap-steps", "keeps-model", "continues"
-_BATCH_SIZE = "batch-size"
+_BATCH_SIZE, _UNITS, _RATIOS, _CHANNELS = "batch-size", "units", "ratios", "channels"
 _TRAIN_SECONDS = "train-seconds"
+_SEPARATOR = ":"
 _NO_STEPS, _NO_SECONDS = 0, -1.0
 
 
@@ -72,6 +74,8 @@ class Assignment:
         Whether the device goes on from the model it kept, not from the one that comes with it.
     batch_size : int | None (default: None)
         Examples in a mini-batch, where not the task's.
+    portions : dict[str, Portion] | None (default: None)
+        What to train, by the name of the unit; None for the whole model.
     """
 
     id: int
@@ -84,6 +88,7 @@ class Assignment:
     keeps_model: bool = False
     continues: bool = False
     batch_size: int | None = None
+    portions: Mapping[str, Portion] | None = None
 
     def __post_init__(self) -> None:
         """Check that exactly one kind of end is given."""
@@ -93,8 +98,8 @@ class Assignment:
             raise ValueError("overlap_steps must be at least 0 and below the number of steps")
 
     def to_record(self) -> ConfigRecord:
-        """Return the record that travels."""
-        return ConfigRecord(
+        """Return the record that travels; the channels of its portions travel beside it."""
+        record = ConfigRecord(
             {
                 _ID: self.id,
                 _VERSION: self.version,
@@ -108,10 +113,25 @@ class Assignment:
                 _BATCH_SIZE: self.batch_size or 0,
             }
         )
+        if self.portions is not None:
+            record[_UNITS] = list(self.portions)
+            record[_RATIOS] = [portion.ratio for portion in self.portions.values()]
+        return record
+
+    def channels_record(self) -> ArrayRecord | None:
+        """Return the channels of the portions, by weight; None if all are whole."""
+        channels = {
+            f"{unit}{_SEPARATOR}{name}": np.asarray(chosen)
+            for unit, portion in (self.portions or {}).items()
+            for name, chosen in portion.channels.items()
+        }
+        return encode(channels) if channels else None
 
     @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> "Assignment":
-        """Read the record.
+    def from_record(
+        cls, record: Mapping[str, Any], channels: Mapping[str, Any] | None = None
+    ) -> "Assignment":
+        """Read the record, and the arrays of channels that came beside it.
 
         Raises
         ------
@@ -139,7 +159,25 @@ class Assignment:
             keeps_model=bool(_get(record, _KEEPS)),
             continues=bool(_get(record, _CONTINUES)),
             batch_size=batch_size or None,
+            portions=_portions(record, channels or {}),
         )
+
+
+def _portions(record: Mapping[str, Any], channels: Mapping[str, Any]) -> dict[str, Portion] | None:
+    """Read what to train."""
+    if _UNITS not in record:
+        return None
+    units, ratios = record[_UNITS], _get(record, _RATIOS)
+    ok = isinstance(units, list) and isinstance(ratios, list) and len(units) == len(ratios)
+    if not ok or not all(isinstance(ratio, float) and 0 < ratio <= 1 for ratio in ratios):
+        raise RefusedMessage("assignment", f"{_UNITS} = {units}, {_RATIOS} = {ratios}")
+    chosen: dict[str, dict[str, Any]] = {str(unit): {} for unit in units}
+    for key, array in channels.items():
+        unit, _, name = key.partition(_SEPARATOR)
+        if unit not in chosen:
+            raise RefusedMessage("assignment", f"channels for unit {unit!r}; assigned are {units}")
+        chosen[unit][name] = array
+    return {unit: Portion(ratio, chosen[unit]) for unit, ratio in zip(chosen, ratios, strict=True)}
 
 
 @dataclass(frozen=True)
@@ -162,6 +200,8 @@ class Commit:
         Differences of the parameters to the model of `version`.
     buffers : Weights
         Values of the buffers.
+    slices : dict[str, Slice]
+        Which channels of an update were trained, by its name, where not all; the rest is zero.
     """
 
     assignment_id: int
@@ -172,6 +212,7 @@ class Commit:
     train_loss: float
     update: Weights = field(repr=False)
     buffers: Weights = field(default_factory=dict, repr=False)
+    slices: Mapping[str, Slice] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True)
@@ -228,6 +269,9 @@ def encode_assignment(
     for key, value in (extra or {}).items():
         record.setdefault(key, value)
     content = RecordDict({arrayrecord_key: arrays, configrecord_key: record})
+    channels = assignment.channels_record()
+    if channels is not None:
+        content[_CHANNELS] = channels
     return Message(content, dst_node_id=node_id, message_type=TRAIN_COMMIT)
 
 
@@ -254,7 +298,9 @@ def decode_assignment(message: Message) -> tuple[Assignment, ArrayRecord]:
         If a record or key is missing or of the wrong type.
     """
     content = message.content
-    return Assignment.from_record(_only_config(content)), _only_arrays(content)
+    channels = _arrays(content, _CHANNELS) if _CHANNELS in content else None
+    arrays = _only_arrays(content, besides=_CHANNELS)
+    return Assignment.from_record(_only_config(content), channels), arrays
 
 
 def decode_train_request(message: Message) -> tuple[Mapping[str, Any], ArrayRecord]:
@@ -304,7 +350,13 @@ def encode_evaluate_reply(
     return Message(RecordDict({METRICS: record}), reply_to=message)
 
 
-def decode_commit(message: Message, assignment: Assignment, model: Weights) -> Commit:
+def decode_commit(
+    message: Message,
+    assignment: Assignment,
+    model: Weights,
+    slices: Mapping[str, Slice] | None = None,
+    buffers: Collection[str] = (),
+) -> Commit:
     """Read and check a commit.
 
     Parameters
@@ -315,6 +367,11 @@ def decode_commit(message: Message, assignment: Assignment, model: Weights) -> C
         The assignment that it should answer.
     model : Weights
         The server's model, for names, shapes and types.
+    slices : Mapping[str, Slice] | None (default: None)
+        Under a layer plan, what its update must hold, by the name of the parameter; None if that
+        is the whole model. The update returned has whole arrays, zero where nothing was trained.
+    buffers : Collection[str] (default: ())
+        Where `slices` are given, the buffers that must come.
 
     Raises
     ------
@@ -345,7 +402,12 @@ def decode_commit(message: Message, assignment: Assignment, model: Weights) -> C
             "steps", f"{_STEPS} = {commit.steps}, but {assignment.steps} were assigned"
         )
     _check_counts(commit)
-    _check_arrays(commit.update | commit.buffers, model)
+    if slices is None:
+        _check_arrays(commit.update | commit.buffers, model)
+    else:
+        _check_arrays(commit.update, model, slices)
+        _check_arrays(commit.buffers, model, dict.fromkeys(buffers, WHOLE))
+        commit = _expanded(commit, model, slices)
     if overlap := commit.update.keys() & commit.buffers.keys():
         raise RefusedMessage("arrays", f"{sorted(overlap)} came both as update and as buffer")
     return commit
@@ -484,8 +546,8 @@ def _content(message: Message) -> RecordDict:
     return message.content
 
 
-def _only_arrays(content: RecordDict) -> ArrayRecord:
-    records = list(content.array_records.values())
+def _only_arrays(content: RecordDict, besides: str = "") -> ArrayRecord:
+    records = [record for key, record in content.array_records.items() if key != besides]
     if len(records) != 1:
         raise RefusedMessage("missing-key", f"{len(records)} ArrayRecords; expected one")
     return records[0]
@@ -558,17 +620,28 @@ def _check_counts(commit: Commit) -> None:
             raise RefusedMessage("count", f"{name} = {value}; it must be at least {least}")
 
 
-def _check_arrays(arrays: Weights, model: Weights) -> None:
-    if arrays.keys() != model.keys():
-        missing = sorted(model.keys() - arrays.keys())
-        surplus = sorted(arrays.keys() - model.keys())
-        raise RefusedMessage("arrays", f"missing {missing}, not in the model {surplus}")
+def _expanded(commit: Commit, model: Weights, slices: Mapping[str, Slice]) -> Commit:
+    update = {
+        name: slices[name].expand(part, model[name].shape) for name, part in commit.update.items()
+    }
+    partial = {name: part for name, part in slices.items() if part.axis is not None}
+    return replace(commit, update=update, slices=partial)
+
+
+def _check_arrays(
+    arrays: Weights, model: Weights, slices: Mapping[str, Slice] | None = None
+) -> None:
+    wanted = model.keys() if slices is None else slices.keys()
+    if arrays.keys() != wanted:
+        missing = sorted(wanted - arrays.keys())
+        surplus = sorted(arrays.keys() - wanted)
+        of = "in the model" if slices is None else "assigned"
+        raise RefusedMessage("arrays", f"missing {missing}, not {of} {surplus}")
     for name, array in arrays.items():
         expected = model[name]
-        if array.shape != expected.shape:
-            raise RefusedMessage(
-                "shape", f"{name} has shape {array.shape}; the model's is {expected.shape}"
-            )
+        shape = expected.shape if slices is None else slices[name].shape(expected.shape)
+        if array.shape != shape:
+            raise RefusedMessage("shape", f"{name} has shape {array.shape}; expected is {shape}")
         if array.dtype != expected.dtype:
             raise RefusedMessage(
                 "dtype", f"{name} has type {array.dtype}; the model's is {expected.dtype}"

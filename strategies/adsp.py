@@ -16,7 +16,7 @@ from flower_adsp.strategies.state import FederationState, Work, Worker
 from flwr.app import MetricRecord
 from flwr.common.logger import log
 
-from flower_adsp.arrays import Weights, add_scaled, mix_buffers
+from flower_adsp.arrays import Weights, add_scaled
 from flower_adsp.errors import require, unknown
 from flower_adsp.messages import Commit
 
@@ -201,11 +201,12 @@ class Adsp(CommitStrategy):
     def apply(self, worker: Worker, commit: Commit) -> bool:
         """Do W ← W + η·δ at once, or V ← μV + η·δ and W ← W + V."""
         rate = step_size(self.state, worker, commit, self.server_learning_rate)
-        mix_buffers(self.state.model, commit.buffers, rate)
+        self.state.mix_in(commit, rate)
+        scaled = self.state.per_trainer(commit)
         if not self.server_momentum:
-            add_scaled(self.state.model, commit.update, rate)
+            add_scaled(self.state.model, scaled, rate)
             return True
-        for name, update in commit.update.items():
+        for name, update in scaled.items():
             kind = update.dtype.type
             velocity = self.velocity.setdefault(name, np.zeros_like(update))
             velocity *= kind(self.server_momentum)

@@ -4,7 +4,7 @@ from flower_adsp.strategies.adsp import Adsp, step_size
 from flower_adsp.strategies.options import LoopOptions
 from flower_adsp.strategies.state import Work, Worker
 
-from flower_adsp.arrays import add_scaled, mix_buffers
+from flower_adsp.arrays import add_scaled
 from flower_adsp.errors import require
 from flower_adsp.messages import Commit
 
@@ -83,8 +83,8 @@ class AdspOverlap(Adsp):
     def apply(self, worker: Worker, commit: Commit) -> bool:
         """Do W ← W + η·δ at once."""
         rate = self.step_factor * step_size(self.state, worker, commit, None)
-        add_scaled(self.state.model, commit.update, rate)
-        mix_buffers(self.state.model, commit.buffers, min(rate, 1.0))
+        add_scaled(self.state.model, self.state.per_trainer(commit), rate)
+        self.state.mix_in(commit, min(rate, 1.0))
         return True
 
     def describe(self) -> dict[str, object]:

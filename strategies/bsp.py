@@ -5,10 +5,11 @@ https://doi.org/10.1145/79173.79181.
 """
 
 from flower_adsp.strategies.base import CommitStrategy
+from flower_adsp.strategies.coverage import mean_over_trainers
 from flower_adsp.strategies.options import LoopOptions
 from flower_adsp.strategies.state import Work, Worker
 
-from flower_adsp.arrays import Weights, add_scaled, mix_buffers, weighted_mean
+from flower_adsp.arrays import add_scaled, mix_buffers
 from flower_adsp.errors import require
 from flower_adsp.messages import Commit
 
@@ -72,8 +73,8 @@ class Bsp(CommitStrategy):
         equal = self.state.weighting == "equal"
         weights = [1.0 if equal else float(commit.num_examples) for commit in commits]
         shares = [weight / sum(weights) for weight in weights]
-        update = weighted_mean((commit.update for commit in commits), shares)
-        buffers: Weights = weighted_mean((commit.buffers for commit in commits), shares)
+        update = mean_over_trainers(commits, shares)
+        buffers = mean_over_trainers(commits, shares, "buffers")
         add_scaled(self.state.model, update, 1.0)
         mix_buffers(self.state.model, buffers, 1.0)
         return True

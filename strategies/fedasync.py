@@ -13,6 +13,7 @@ from flower_adsp.strategies.state import Work, Worker
 from flower_adsp.arrays import mix_buffers
 from flower_adsp.errors import require, unknown
 from flower_adsp.messages import Commit
+from flower_adsp.sparse.portions import WHOLE
 
 FUNCTIONS = ("constant", "polynomial", "hinge")
 
@@ -98,7 +99,12 @@ class FedAsync(CommitStrategy):
             target = self.state.model[name]
             np.add(start[name], update, out=update)
             np.subtract(update, target, out=update)
-            target += target.dtype.type(rate) * update
+            part = commit.slices.get(name, WHOLE)
+            if part.axis is None:
+                target += target.dtype.type(rate) * update
+            else:
+                trained = (slice(None),) * part.axis + (part.channels,)
+                target[trained] += target.dtype.type(rate) * update[trained]
         mix_buffers(self.state.model, commit.buffers, rate)
         self._starts.release(worker.id)
         return True

@@ -5,10 +5,11 @@ https://arxiv.org/abs/2106.06639.
 """
 
 from flower_adsp.strategies.base import CommitStrategy
+from flower_adsp.strategies.coverage import mean_over_trainers
 from flower_adsp.strategies.options import LoopOptions
 from flower_adsp.strategies.state import Work, Worker
 
-from flower_adsp.arrays import add_scaled, mix_buffers, weighted_mean
+from flower_adsp.arrays import add_scaled, mix_buffers
 from flower_adsp.errors import require, unknown
 from flower_adsp.messages import Commit
 
@@ -82,11 +83,13 @@ class FedBuff(CommitStrategy):
             return False
         weights = [weight for weight, _ in self._buffer]
         norm = self.buffer_size if self.normaliser == "K" else sum(weights)
-        update = weighted_mean((c.update for _, c in self._buffer), [w / norm for w in weights])
         shares = [weight / sum(weights) for weight in weights]
-        buffers = weighted_mean((c.buffers for _, c in self._buffer), shares)
+        commits = [commit for _, commit in self._buffer]
+        update = mean_over_trainers(commits, shares)
+        buffers = mean_over_trainers(commits, shares, "buffers")
         self._buffer = []
-        add_scaled(self.state.model, update, self.server_learning_rate)
+        rate = self.server_learning_rate * sum(weights) / norm
+        add_scaled(self.state.model, update, rate)
         mix_buffers(self.state.model, buffers, min(1.0, sum(weights) / norm))
         return True
 

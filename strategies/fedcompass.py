@@ -7,10 +7,11 @@ Using a Computing Power-Aware Scheduler", ICLR 2024, https://arxiv.org/abs/2309.
 from dataclasses import dataclass, field
 
 from flower_adsp.strategies.base import CommitStrategy
+from flower_adsp.strategies.coverage import mean_over_trainers
 from flower_adsp.strategies.options import LoopOptions
 from flower_adsp.strategies.state import Work, Worker
 
-from flower_adsp.arrays import add_scaled, mix_buffers, weighted_mean
+from flower_adsp.arrays import add_scaled, mix_buffers
 from flower_adsp.clock import MICROSECONDS
 from flower_adsp.errors import require
 from flower_adsp.messages import Commit
@@ -191,9 +192,10 @@ class FedCompass(CommitStrategy):
         if not updates:
             return False
         for weight, commit in updates:
-            add_scaled(self.state.model, commit.update, weight)
+            add_scaled(self.state.model, self.state.per_trainer(commit), weight)
         total = sum(weight for weight, _ in updates)
-        buffers = weighted_mean((c.buffers for _, c in updates), [w / total for w, _ in updates])
+        shares = [weight / total for weight, _ in updates]
+        buffers = mean_over_trainers([commit for _, commit in updates], shares, "buffers")
         mix_buffers(self.state.model, buffers, min(total, 1.0))
         return True
 

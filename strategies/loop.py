@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Mapping
 from itertools import count
-from logging import INFO
+from logging import INFO, WARNING
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,7 @@ from flower_adsp.messages import (
     stock_steps,
 )
 from flower_adsp.seeding import stream
+from flower_adsp.sparse.plan import LayerPlanner, Member
 
 if TYPE_CHECKING:
     from flower_adsp.strategies.base import CommitStrategy
@@ -133,11 +134,12 @@ class EventLoop:
         if not self.clock.is_virtual:
             self.clock = WallClock()  # time counts from here, not from the wait for nodes
         network = self.options.network
-        size = self.state.num_bytes
+        if self.options.planner is not None:
+            self._make_plan(self.options.planner)
         for worker in workers:
-            worker.overhead = network.upload(worker.profile, size) + network.download(
-                worker.profile, size
-            )
+            worker.overhead = network.upload(
+                worker.profile, self.state.upload_bytes(worker)
+            ) + network.download(worker.profile, self.state.num_bytes)
             if self.clock.is_virtual:
                 worker.presence = _presence(worker, self.options.seed)
         self.state.is_evaluated = self.evaluate_fn is not None
@@ -159,6 +161,7 @@ class EventLoop:
                 for worker in workers
             ],
         )
+        self._tell_plan()
         self._evaluate()
         for event in self._first_alarms():
             self.clock.schedule(event)
@@ -167,6 +170,32 @@ class EventLoop:
         self._waiting = list(workers)
         self._release_waiting()
         self._set_alarms()
+
+    def _make_plan(self, planner: LayerPlanner) -> None:
+        stock = [worker.id for worker in self.state.workers.values() if worker.is_stock]
+        if stock:
+            raise ConfigError(
+                f"workers {stock} run a ClientApp that does not know assignments, and would train "
+                "whole models; without a layer plan they can take part"
+            )
+        members = [
+            Member(
+                worker.id,
+                worker.profile.name,
+                worker.profile.memory_mib,
+                worker.num_examples,
+                worker.batch_size,
+            )
+            for worker in self.state.workers.values()
+        ]
+        plan = planner.make(members, self.state.model)
+        if plan.uncovered:
+            log(WARNING, "Nobody trains these units whole: %s", ", ".join(plan.uncovered))
+        self.state.set_plan(plan)
+
+    def _tell_plan(self) -> None:
+        if self.state.plan is not None:
+            self._tell("plan", **self.state.plan.describe())
 
     def _set_alarms(self) -> None:
         for time, subject in self.state.alarms:
@@ -215,6 +244,7 @@ class EventLoop:
 
     def _change_presence(self, worker: Worker) -> None:
         worker.is_away = not worker.is_away
+        self.state.workers_changed()
         if not worker.is_away:
             self.strategy.returned(worker)
         self._tell("away" if worker.is_away else "back", worker=worker.id)
@@ -238,6 +268,10 @@ class EventLoop:
             commits=[worker.commits for worker in self.state.workers.values()],
             **self.strategy.status(),
         )
+        planner = self.options.planner
+        if planner is not None and planner.period and self.state.index % planner.period == 0:
+            self._make_plan(planner)
+            self._tell_plan()
         if self.options.evaluate_every is None:
             self._evaluate()
         if self.state.index >= self._num_rounds:
@@ -282,8 +316,8 @@ class EventLoop:
             flight.sent = arrays
         worker.flight = flight
         if not flight.assignment.continues:
+            worker.bytes_down += self.state.download_bytes(worker)
             worker.version = self.state.version
-            worker.bytes_down += self.state.num_bytes
         flight.message_id = self.inbox.push(message)
         # A message that Flower would not take is counted as refused when its answer is due.
         subject = flight.message_id or f"unsent-{flight.assignment.id}"
@@ -310,10 +344,12 @@ class EventLoop:
         if self.clock.is_virtual:
             jitter = stream(self.options.seed, worker.id, "jitter", number)
             batch_size = work.batch_size or worker.batch_size
-            step = max(1, _microseconds(worker.profile.step_seconds(batch_size, jitter)))
+            seconds_a_step = worker.profile.step_seconds(batch_size, jitter) * worker.step_share
+            step = max(1, _microseconds(seconds_a_step))
             present = worker.presence
             if not continues:
-                download = self.options.network.download(worker.profile, self.state.num_bytes)
+                size = self.state.download_bytes(worker)
+                download = self.options.network.download(worker.profile, size)
                 start = present.advance(now, download)
             begin = start
             if (
@@ -346,11 +382,14 @@ class EventLoop:
             overlaps or (work.keeps and self.clock.is_virtual),
             continues,
             work.batch_size,
+            None if worker.plan is None else worker.plan.portions,
         )
-        return Flight(assignment, None, now, start, end, arrival, step, overlapped, away)
+        return Flight(
+            assignment, None, now, start, end, arrival, step, overlapped, away, worker.plan
+        )
 
     def _upload(self, worker: Worker) -> int:
-        return self.options.network.upload(worker.profile, self.state.num_bytes)
+        return self.options.network.upload(worker.profile, self.state.upload_bytes(worker))
 
     def _learning_rate(self) -> float:
         if self.half_life is None:
@@ -422,7 +461,10 @@ class EventLoop:
     def _decode(self, worker: Worker, flight: Flight, reply: Message) -> Commit:
         model = self.state.model
         if flight.sent is None:
-            return decode_commit(reply, flight.assignment, model)
+            if flight.plan is None:
+                return decode_commit(reply, flight.assignment, model)
+            plan = flight.plan
+            return decode_commit(reply, flight.assignment, model, plan.slices, plan.buffers)
         key = self.options.weighted_by_key
         commit = decode_stock_reply(reply, flight.assignment, flight.sent, model, key)
         return stock_steps(commit, worker.batch_size)
@@ -451,7 +493,12 @@ class EventLoop:
         worker.commits += 1
         worker.steps += commit.steps
         worker.num_examples = commit.num_examples
-        worker.bytes_up += self.state.num_bytes
+        worker.bytes_up += (
+            self.state.num_bytes
+            if flight.plan is None
+            else flight.plan.upload_bytes(self.state.model)
+        )
+        self.state.note_trained(worker, commit)
         worker.failures_in_a_row = 0
         staleness = self.state.version - commit.version
         changed = self.strategy.apply(worker, commit)

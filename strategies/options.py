@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from flower_adsp.devices import DeviceProfile
 from flower_adsp.errors import require, unknown
 from flower_adsp.network import Network
+from flower_adsp.sparse.plan import LayerPlanner
 from flower_adsp.tracking.base import Callback
 
 CLOCKS = ("virtual", "wall")
@@ -41,6 +42,8 @@ class LoopOptions:
         Host seconds to wait for them, counted from when the latest one appeared.
     stock_profiles : Sequence[DeviceProfile] (default: one default profile)
         Profiles of nodes whose ClientApp cannot say its capability, in turn.
+    planner : LayerPlanner | None (default: None)
+        Plans which worker trains which layers; None lets all train all.
     callbacks : Sequence[Callback] (default: ())
         What follows the run.
     arrayrecord_key : str (default: "arrays")
@@ -62,6 +65,7 @@ class LoopOptions:
     min_available_nodes: int = 2
     node_timeout: float = 60.0
     stock_profiles: Sequence[DeviceProfile] = (DeviceProfile(),)
+    planner: LayerPlanner | None = None
     callbacks: Sequence[Callback] = ()
     arrayrecord_key: str = "arrays"
     configrecord_key: str = "config"

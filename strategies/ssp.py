@@ -9,7 +9,7 @@ from flower_adsp.strategies.base import CommitStrategy
 from flower_adsp.strategies.options import LoopOptions
 from flower_adsp.strategies.state import Work, Worker
 
-from flower_adsp.arrays import add_scaled, mix_buffers
+from flower_adsp.arrays import add_scaled
 from flower_adsp.errors import require, unknown
 from flower_adsp.messages import Commit
 
@@ -87,8 +87,8 @@ class Ssp(CommitStrategy):
     def apply(self, worker: Worker, commit: Commit) -> bool:
         """Do W ← W + η·δ at once."""
         rate = step_size(self.state, worker, commit, self.server_learning_rate)
-        add_scaled(self.state.model, commit.update, rate)
-        mix_buffers(self.state.model, commit.buffers, rate)
+        add_scaled(self.state.model, self.state.per_trainer(commit), rate)
+        self.state.mix_in(commit, rate)
         self._finish(worker)
         self._pulls[worker.id] = self._lead(worker) >= self.staleness
         return True

@@ -3,12 +3,15 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
+import numpy as np
+from flower_adsp.strategies.coverage import Coverage
 from flwr.app import ArrayRecord
 
-from flower_adsp.arrays import Weights, encode, num_bytes
+from flower_adsp.arrays import Weights, encode, mix_buffers, num_bytes
 from flower_adsp.clock import MICROSECONDS
 from flower_adsp.devices import ALWAYS, DeviceProfile, Presence
-from flower_adsp.messages import Assignment
+from flower_adsp.messages import Assignment, Commit
+from flower_adsp.sparse.plan import LayerPlan, WorkerPlan
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,8 @@ class Flight:
         Microseconds it trained between its last commit's t1 and t3.
     away : int
         Microseconds of the time from `start` to `end` that it is away.
+    plan : WorkerPlan | None
+        What it trains; None for all.
     sent : ArrayRecord | None
         The model that went with it, kept only where the reply will be the full model.
     """
@@ -65,6 +70,7 @@ class Flight:
     step: int
     overlapped: int = 0
     away: int = 0
+    plan: WorkerPlan | None = None
     sent: ArrayRecord | None = None
 
 
@@ -93,7 +99,9 @@ class Worker:
     trained_until : int | None
         t1 of its last commit, if it kept its model and may train on from there.
     version : int
-        Version of the model that it pulled last.
+        Version of the model that it pulled last; −1 before the first.
+    plan : WorkerPlan | None
+        What it trains; None for all.
     presence : Presence
         When it is there.
     is_away : bool
@@ -121,7 +129,8 @@ class Worker:
     flight: Flight | None = None
     idle_since: int | None = 0
     trained_until: int | None = None
-    version: int = 0
+    version: int = -1
+    plan: WorkerPlan | None = None
     presence: Presence = ALWAYS
     is_away: bool = False
     counted_before: int = 0
@@ -134,7 +143,12 @@ class Worker:
     @property
     def speed(self) -> float:
         """Return v_i, steps per second."""
-        return self.profile.speed(self.batch_size)
+        return self.profile.speed(self.batch_size) / self.step_share
+
+    @property
+    def step_share(self) -> float:
+        """Return the time of its steps as a part of those that train all."""
+        return 1.0 if self.plan is None else self.plan.time_share
 
     @property
     def overhead_seconds(self) -> float:
@@ -187,6 +201,10 @@ class FederationState:
         self.num_bytes = num_bytes(model)
         self.is_evaluated = False
         self.alarms: list[tuple[int, int]] = []
+        self.plan: LayerPlan | None = None
+        self._coverage: Coverage | None = None
+        self._trained: dict[str, set[int]] = {}
+        self._changes: dict[str, tuple[int, int | None]] = {}
         self._encoded: ArrayRecord | None = None
 
     @property
@@ -220,10 +238,87 @@ class FederationState:
         )
         return num_examples / total
 
+    def set_plan(self, plan: LayerPlan | None) -> None:
+        """Set what each worker trains from its next assignment on."""
+        self.plan = plan
+        for worker in self.workers.values():
+            worker.plan = None if plan is None else plan.workers.get(worker.id)
+        self._coverage = None
+
+    def workers_changed(self) -> None:
+        """Note that a worker left or came back."""
+        self._coverage = None
+
+    def per_trainer(self, commit: Commit) -> Weights:
+        """Return a commit's update scaled so that each slice counts over those that train it.
+
+        A strategy adds it with the worker's share of all workers; where all train all, it is the
+        update as it came. The commit's own arrays are changed.
+        """
+        if self.plan is None:
+            return commit.update
+        for name, update in commit.update.items():
+            factor = self._covered.factor(name)
+            if not (isinstance(factor, float) and factor == 1.0):
+                update *= np.asarray(factor, update.dtype)
+        return commit.update
+
+    def mix_in(self, commit: Commit, rate: float) -> None:
+        """Do buffer += rate · (value − buffer), at a rate over those that train it."""
+        if self.plan is None:
+            mix_buffers(self.model, commit.buffers, rate)
+            return
+        for name, value in commit.buffers.items():
+            factor = self._covered.factor(name)
+            assert isinstance(factor, float)
+            mix_buffers(self.model, {name: value}, min(rate * factor, 1.0))
+
+    @property
+    def _covered(self) -> Coverage:
+        if self._coverage is None:
+            present = [worker for worker in self.present if worker.plan is not None]
+            shares = [self.share(worker, worker.num_examples or 1) for worker in present]
+            plans = [worker.plan for worker in present if worker.plan is not None]
+            self._coverage = Coverage(zip(plans, shares, strict=True), self.model)
+        return self._coverage
+
+    def note_trained(self, worker: Worker, commit: Commit) -> None:
+        """Note whose commit the next version of its units has in it."""
+        if self.plan is not None:
+            for name in (*commit.update, *commit.buffers):
+                self._trained.setdefault(self.plan.unit_of[name], set()).add(worker.id)
+
+    def download_bytes(self, worker: Worker) -> int:
+        """Return the bytes of what changed since a worker's last pull, but by itself alone.
+
+        Without a plan that is the whole model.
+        """
+        if self.plan is None or worker.version < 0:
+            return self.num_bytes
+        total = 0
+        for unit in self.plan.units:
+            version, only = self._changes.get(unit.name, (0, None))
+            if version > worker.version and only != worker.id:
+                names = (*unit.parameters, *unit.buffers)
+                total += sum(self.model[name].nbytes for name in names if name in self.model)
+        return total
+
+    def upload_bytes(self, worker: Worker) -> int:
+        """Return the bytes of a worker's commit."""
+        return self.num_bytes if worker.plan is None else worker.plan.upload_bytes(self.model)
+
     def model_changed(self) -> None:
         """Note that the model has a new version."""
         self.version += 1
         self._encoded = None
+        for unit, trainers in self._trained.items():
+            version, only = self._changes.get(unit, (0, None))
+            sole = next(iter(trainers)) if len(trainers) == 1 else None
+            # A worker has what it made itself, unless somebody else changed it since its last pull.
+            if sole is not None and version > self.workers[sole].version and only != sole:
+                sole = None
+            self._changes[unit] = (self.version, sole)
+        self._trained.clear()
 
     def encoded(self) -> ArrayRecord:
         """Return the model as a record; one record serves all who get the same version."""

@@ -2,7 +2,6 @@
 
 import weakref
 from collections.abc import Callable, Iterable
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -71,7 +70,7 @@ def saved_bytes(
     return meter.bytes
 
 
-class PeakMeter(TorchDispatchMode):
+class PeakMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Follows, within its context, the bytes of all tensor storages that are alive.
 
     Parameters
@@ -88,7 +87,7 @@ class PeakMeter(TorchDispatchMode):
     """
 
     def __init__(self, held: Iterable[Tensor] = ()) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.live = 0
         self.peak = 0
         self._seen: dict[int, int] = {}
@@ -117,11 +116,3 @@ class PeakMeter(TorchDispatchMode):
             if isinstance(leaf, Tensor):
                 self._track(leaf)
         return result
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        super().__exit__(kind, value, traceback)

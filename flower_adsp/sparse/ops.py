@@ -31,15 +31,28 @@ class TrainedSlice:
 
     Parameters
     ----------
+    axis : int
+        Along the input channels.
     channels : Tensor
         Their indices, int64, of shape ``(c,)``.
-    weight : nn.Parameter
+    leaf : nn.Parameter
         A copy of these channels of the weight; it is what the optimizer steps.
     """
 
-    def __init__(self, channels: Tensor, weight: nn.Parameter) -> None:
+    def __init__(self, axis: int, channels: Tensor, leaf: nn.Parameter) -> None:
+        self.axis = axis
         self.channels = channels
-        self.weight = weight
+        self.leaf = leaf
+
+    def write(self, weight: Tensor) -> None:
+        """Copy the slice into the weight."""
+        with torch.no_grad():
+            weight.index_copy_(self.axis, self.channels, self.leaf)
+
+    def read(self, weight: Tensor) -> None:
+        """Copy from the weight into the slice."""
+        with torch.no_grad():
+            self.leaf.copy_(weight.index_select(self.axis, self.channels))
 
 
 def memory_true(*kinds: type[nn.Module]) -> Callable[[Forward], Forward]:
@@ -98,7 +111,7 @@ class _Convolution(torch.autograd.Function):
     """A convolution that keeps its input only if the weight, or a slice of it, is trained."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         x: Tensor,
         weight: Tensor,
@@ -114,14 +127,14 @@ class _Convolution(torch.autograd.Function):
         kept = None
         if ctx.needs_input_grad[1]:
             kept = x
-        elif part is not None and ctx.needs_input_grad[3]:
-            kept = x.index_select(1, channels)  # type: ignore[arg-type]
+        elif channels is not None and ctx.needs_input_grad[3]:
+            kept = x.index_select(1, channels)
         ctx.save_for_backward(kept, weight if ctx.needs_input_grad[0] else None, channels)
         ctx.weight_shape = weight.shape
         return F.conv2d(x, weight, bias, stride, padding, dilation, groups)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, channels = ctx.saved_tensors
         needs_x, needs_weight, needs_bias, needs_part = ctx.needs_input_grad[:4]
         needs_bias = needs_bias and ctx.has_bias
@@ -191,9 +204,7 @@ def conv2d(module: nn.Conv2d, x: Tensor) -> Tensor:
         padding = (0, 0)
     settings = (module.stride, padding, module.dilation, module.groups)
     part, channels = _synchronised_slice(module)
-    result: Tensor = _Convolution.apply(  # type: ignore[no-untyped-call]
-        x, module.weight, module.bias, part, channels, settings
-    )
+    result: Tensor = _Convolution.apply(x, module.weight, module.bias, part, channels, settings)
     return result
 
 
@@ -202,10 +213,8 @@ def _synchronised_slice(module: nn.Conv2d | nn.Linear) -> tuple[Tensor | None, T
     trained = slice_of(module)
     if trained is None:
         return None, None
-    axis = 0 if _is_depthwise(module) else 1
-    with torch.no_grad():
-        module.weight.index_copy_(axis, trained.channels, trained.weight)
-    return trained.weight, trained.channels
+    trained.write(module.weight)
+    return trained.leaf, trained.channels
 
 
 def channel_axis(module: nn.Module) -> int | None:
@@ -235,7 +244,7 @@ class _Linear(torch.autograd.Function):
     """A linear layer that keeps its input only if the weight, or a slice of it, is trained."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         x: Tensor,
         weight: Tensor,
@@ -246,14 +255,14 @@ class _Linear(torch.autograd.Function):
         kept = None
         if ctx.needs_input_grad[1]:
             kept = x
-        elif part is not None and ctx.needs_input_grad[3]:
-            kept = x.index_select(-1, channels)  # type: ignore[arg-type]
+        elif channels is not None and ctx.needs_input_grad[3]:
+            kept = x.index_select(-1, channels)
         ctx.save_for_backward(kept, weight if ctx.needs_input_grad[0] else None)
         ctx.has_bias = bias is not None
         return F.linear(x, weight, bias)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         needs_x, needs_weight, needs_bias, needs_part = ctx.needs_input_grad[:4]
         rows = grad.reshape(-1, grad.shape[-1])
@@ -273,9 +282,7 @@ class _Linear(torch.autograd.Function):
 def linear(module: nn.Linear, x: Tensor) -> Tensor:
     """Multiply, keeping of the input what a trained weight needs."""
     part, channels = _synchronised_slice(module)
-    result: Tensor = _Linear.apply(  # type: ignore[no-untyped-call]
-        x, module.weight, module.bias, part, channels
-    )
+    result: Tensor = _Linear.apply(x, module.weight, module.bias, part, channels)
     return result
 
 
@@ -312,9 +319,7 @@ class _Clamp(torch.autograd.Function):
     """An activation that is linear on an interval and constant elsewhere; keeps a bool mask."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any, x: Tensor, low: float, high: float, inplace: bool
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, low: float, high: float, inplace: bool) -> Tensor:
         if ctx.needs_input_grad[0]:
             mask = x > low
             if high != float("inf"):
@@ -326,16 +331,14 @@ class _Clamp(torch.autograd.Function):
         return x.clamp(low, high)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (mask,) = ctx.saved_tensors
         return grad * mask, None, None, None
 
 
 def _clamp(x: Tensor, low: float, high: float, inplace: bool) -> Tensor:
     is_leaf = x.is_leaf and x.requires_grad
-    result: Tensor = _Clamp.apply(  # type: ignore[no-untyped-call]
-        x, low, high, inplace and not is_leaf
-    )
+    result: Tensor = _Clamp.apply(x, low, high, inplace and not is_leaf)
     return result
 
 
@@ -355,14 +358,14 @@ class _LeakyReLU(torch.autograd.Function):
     """Leaky ReLU; keeps a bool mask."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, slope: float) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, x: Tensor, slope: float) -> Tensor:
         ctx.slope = slope
         if ctx.needs_input_grad[0]:
             ctx.save_for_backward(x > 0)
         return F.leaky_relu(x, slope)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (mask,) = ctx.saved_tensors
         return torch.where(mask, grad, grad * ctx.slope), None
 
@@ -370,7 +373,7 @@ class _LeakyReLU(torch.autograd.Function):
 @memory_true(nn.LeakyReLU)
 def leaky_relu(module: nn.LeakyReLU, x: Tensor) -> Tensor:
     """Return x where it is above 0, else a fraction of it."""
-    result: Tensor = _LeakyReLU.apply(x, module.negative_slope)  # type: ignore[no-untyped-call]
+    result: Tensor = _LeakyReLU.apply(x, module.negative_slope)
     return result
 
 
@@ -381,7 +384,7 @@ class _MaxPool(torch.autograd.Function):
     """Max-pooling that keeps one byte an output element: the place within the window."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, settings: tuple[Any, ...]) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, x: Tensor, settings: tuple[Any, ...]) -> Tensor:
         kernel, stride, padding, dilation, ceil_mode = settings
         pooled, places = F.max_pool2d_with_indices(x, kernel, stride, padding, dilation, ceil_mode)
         if ctx.needs_input_grad[0]:
@@ -393,7 +396,7 @@ class _MaxPool(torch.autograd.Function):
         return pooled
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (within,) = ctx.saved_tensors
         kernel, _, _, dilation, _ = ctx.settings
         row, column = _corner(within, ctx.settings)
@@ -421,9 +424,10 @@ def max_pool2d(module: nn.MaxPool2d, x: Tensor) -> Tensor:
         for value in (module.kernel_size, module.stride, module.padding, module.dilation)
     )
     if module.return_indices or kernel[0] * kernel[1] > 256:
-        return nn.MaxPool2d.forward(module, x)
+        stock: Tensor = nn.MaxPool2d.forward(module, x)
+        return stock
     settings = (kernel, stride, padding, dilation, module.ceil_mode)
-    result: Tensor = _MaxPool.apply(x, settings)  # type: ignore[no-untyped-call]
+    result: Tensor = _MaxPool.apply(x, settings)
     return result
 
 
@@ -431,14 +435,15 @@ class _AveragePool(torch.autograd.Function):
     """Average pooling that keeps nothing."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, settings: tuple[Any, ...]) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, x: Tensor, settings: tuple[Any, ...]) -> Tensor:
         ctx.settings, ctx.shape = settings, x.shape
-        return F.avg_pool2d(x, *settings)
+        pooled: Tensor = F.avg_pool2d(x, *settings)
+        return pooled
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         kernel, stride, padding, ceil_mode, count_padding, divisor = ctx.settings
-        return torch.ops.aten.avg_pool2d_backward(
+        found: Tensor = torch.ops.aten.avg_pool2d_backward(
             grad,
             _unused(grad, ctx.shape),
             kernel,
@@ -447,7 +452,8 @@ class _AveragePool(torch.autograd.Function):
             ceil_mode,
             count_padding,
             divisor,
-        ), None
+        )
+        return found, None
 
 
 @memory_true(nn.AvgPool2d)
@@ -461,5 +467,5 @@ def avg_pool2d(module: nn.AvgPool2d, x: Tensor) -> Tensor:
         kernel, stride, padding, module.ceil_mode, module.count_include_pad,
         module.divisor_override,
     )  # fmt: skip
-    result: Tensor = _AveragePool.apply(x, settings)  # type: ignore[no-untyped-call]
+    result: Tensor = _AveragePool.apply(x, settings)
     return result

@@ -21,9 +21,10 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from flower_adsp.errors import ConfigError
+from flower_adsp.sparse.freezing import channel_axes, make_portion, train_only
 from flower_adsp.sparse.meters import PeakMeter, SavedMeter
 from flower_adsp.sparse.ops import make_memory_true, make_stock
-from flower_adsp.sparse.portions import RATIOS, channel_axes, make_portion, train_only
+from flower_adsp.sparse.portions import RATIOS
 from flower_adsp.sparse.units import Unit, split_into_units
 
 Loss = Callable[[nn.Module], Tensor]
@@ -145,7 +146,7 @@ class ModelProfile:
         """
         forward = sum(unit.macs for unit in self.units)
         lowest = min(choice, default=self.num_units)
-        work = forward + sum(unit.macs for unit in self.units[lowest + 1 :])
+        work = float(forward + sum(unit.macs for unit in self.units[lowest + 1 :]))
         work += sum(ratio * self.units[index].macs for index, ratio in choice.items())
         full = 3 * forward - self.units[0].macs
         return work / full if full else 1.0
@@ -358,14 +359,14 @@ def _measure(
 
     def close() -> None:
         values, index = segment["values"], segment["index"]
-        values[index] = max(values[index], meter.peak - before)  # type: ignore[index, call-overload]
+        values[index] = max(values[index], meter.peak - before)  # type: ignore[index]
         meter.peak = meter.live
 
     def step_forward(index: int, boundary: Tensor | None) -> None:
         close()
         segment["index"] = index
         if boundary is not None and boundary.requires_grad and index:
-            boundary.register_hook(lambda _: step_backward(index - 1))
+            boundary.register_hook(lambda _: step_backward(index - 1))  # type: ignore[no-untyped-call]
 
     def step_backward(index: int) -> None:
         close()

@@ -100,7 +100,7 @@ def test_a_slice_has_the_gradient_of_these_channels_and_keeps_only_them(name: st
     weight = module.weight
     module.requires_grad_(False)
     part = nn.Parameter(weight.detach().index_select(axis, channels))
-    set_slice(module, TrainedSlice(channels, part))
+    set_slice(module, TrainedSlice(axis, channels, part))
     found = gradients(module, x)
     torch.testing.assert_close(found[:2], whole[:2], rtol=1e-12, atol=1e-12)
     assert whole[2] is not None

@@ -1,0 +1,323 @@
+"""A layer plan: what each worker trains, and what that means for its messages and its time."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flower_adsp.arrays import Weights
+from flower_adsp.errors import require, unknown
+from flower_adsp.sparse.portions import Portion, Slice
+
+if TYPE_CHECKING:
+    from flower_adsp.sparse.planner import Cover
+    from flower_adsp.sparse.profile import ModelProfile
+    from flower_adsp.sparse.units import Unit
+    from flower_adsp.tasks.base import Task
+
+METHODS = ("dsparse", "suffix", "alone", "head", "everything")
+IMPORTANCES = ("uniform", "fisher", "contribution")
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Member:
+    """A device as the planner sees it.
+
+    Parameters
+    ----------
+    id : int
+        Its partition id.
+    name : str
+        The kind of device.
+    memory_mib : float
+        MiB that training may use.
+    num_examples : int
+        Its training examples.
+    batch_size : int
+        Its mini-batches.
+    """
+
+    id: int
+    name: str
+    memory_mib: float
+    num_examples: int
+    batch_size: int
+
+
+@dataclass(frozen=True)
+class WorkerPlan:
+    """What one worker trains.
+
+    Parameters
+    ----------
+    portions : dict[str, Portion]
+        By the name of the unit.
+    slices : dict[str, Slice]
+        What is trained of each parameter, by its name; what is not named is frozen.
+    buffers : tuple[str, ...]
+        Buffers that its commits carry: those of the units that it trains whole.
+    time_share : float
+        Time of a step as a part of one that trains all.
+    peak_bytes, saved_bytes : int
+        Modelled memory at the peak of a step, and kept for backward.
+    """
+
+    portions: Mapping[str, Portion]
+    slices: Mapping[str, Slice]
+    buffers: tuple[str, ...]
+    time_share: float
+    peak_bytes: int
+    saved_bytes: int
+
+    def upload_bytes(self, model: Weights) -> int:
+        """Return the bytes of a commit's arrays."""
+        total = sum(model[name].nbytes for name in self.buffers)
+        for name, part in self.slices.items():
+            whole = model[name]
+            total += int(np.prod(part.shape(whole.shape), dtype=np.int64)) * whole.itemsize
+        return total
+
+
+@dataclass(frozen=True)
+class LayerPlan:
+    """What each worker trains.
+
+    Parameters
+    ----------
+    units : tuple[Unit, ...]
+        The model's units.
+    workers : dict[int, WorkerPlan]
+        By partition id.
+    uncovered : tuple[str, ...]
+        Units that nobody trains whole.
+    value : float (default: 0.0)
+        The planner's objective.
+    """
+
+    units: "tuple[Unit, ...]"
+    workers: Mapping[int, WorkerPlan]
+    uncovered: tuple[str, ...] = ()
+    value: float = 0.0
+    unit_of: Mapping[str, str] = field(default_factory=dict)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the plan as plain data, for the history."""
+        return {
+            "units": [unit.name for unit in self.units],
+            "uncovered": list(self.uncovered),
+            "value": self.value,
+            "workers": {
+                str(id_): {
+                    "ratios": {name: portion.ratio for name, portion in plan.portions.items()},
+                    "peak_mib": plan.peak_bytes / MIB,
+                    "time_share": plan.time_share,
+                }
+                for id_, plan in self.workers.items()
+            },
+        }
+
+
+class LayerPlanner:
+    """Makes layer plans for a task's model.
+
+    Parameters
+    ----------
+    task : Task
+        The model, its loss, and a mini-batch to profile it on.
+    momentum : bool (default: False)
+        Whether devices train with momentum.
+    method : str (default: "dsparse")
+        ``dsparse``: the most useful cover; ``suffix``: each device the last units that fit with
+        stock layers; and as controls ``alone``: each device its own best choice, whatever the
+        others do; ``head``: the last unit only; ``everything``, whether it fits or not.
+    importance : str (default: "uniform")
+        v_u: ``uniform``, ``fisher`` or ``contribution``, measured on the server's data.
+    channels : bool (default: True)
+        Whether units may be trained at a part of their input channels.
+    period : int | None (default: None)
+        Rounds after which to plan anew; None plans once, and again when workers come or go.
+    rotate : bool (default: False)
+        Whether a new plan favours, for each device, units that it has not trained for long, and
+        moves on to the next channels.
+    most_time_share : float | None (default: None)
+        The most time that a step may take, as a part of one that trains all; None for no limit.
+    """
+
+    def __init__(
+        self,
+        task: "Task",
+        momentum: bool = False,
+        method: str = "dsparse",
+        importance: str = "uniform",
+        channels: bool = True,
+        period: int | None = None,
+        rotate: bool = False,
+        most_time_share: float | None = None,
+    ) -> None:
+        if method not in METHODS:
+            raise unknown("plan.method", method, METHODS)
+        if importance not in IMPORTANCES:
+            raise unknown("plan.importance", importance, IMPORTANCES)
+        require(period is None or period >= 1, "plan.period", period, "null or at least 1")
+        require(
+            most_time_share is None or 0 < most_time_share <= 1,
+            "plan.most_time_share",
+            most_time_share,
+            "null, or above 0 and at most 1",
+        )
+        self.task = task
+        self.momentum = momentum
+        self.method = method
+        self.importance = importance
+        self.channels = channels
+        self.period = period
+        self.rotate = rotate
+        self.most_time_share = most_time_share
+        self._profiled: tuple[list[Unit], ModelProfile] | None = None
+        self._since: dict[tuple[int, str], int] = {}
+        self._plans = 0
+
+    @property
+    def is_memory_true(self) -> bool:
+        """Tell whether devices train with memory-true layers under these plans."""
+        return self.method != "suffix"
+
+    def profiled(self) -> "tuple[list[Unit], ModelProfile]":
+        """Return the model's units and what they cost, with the task's mini-batch."""
+        if self._profiled is None:
+            from flower_adsp.sparse.profile import profile_model
+
+            batch = self._batch()
+            self._profiled = profile_model(
+                self.task.build_model(),
+                lambda model: self.task.loss(model, batch),
+                batch,
+                self.momentum,
+                memory_true=self.is_memory_true,
+            )
+        return self._profiled
+
+    def _batch(self) -> Sequence[Any]:
+        from flower_adsp.tasks.batches import collate
+
+        data = self.task.held_out_data("validation")
+        return collate(data, np.arange(self.task.batch_size) % len(data))
+
+    def make(self, members: Sequence[Member], weights: Weights) -> LayerPlan:
+        """Plan for these devices and the present weights.
+
+        Raises
+        ------
+        ConfigError
+            If the model cannot be split into units, or a device cannot even train the last one.
+        """
+        units, profile = self.profiled()
+        cover = self._cover(units, profile, members, weights)
+        model = self.task.build_model()
+        plans = {
+            member.id: self._worker_plan(model, units, profile, member, choice, weights)
+            for member, choice in zip(members, cover.choices, strict=True)
+        }
+        self._plans += 1
+        for member, choice in zip(members, cover.choices, strict=True):
+            for index, unit in enumerate(units):
+                key = (member.id, unit.name)
+                self._since[key] = 0 if index in choice else self._since.get(key, 0) + 1
+        return LayerPlan(
+            tuple(units),
+            plans,
+            tuple(units[index].name for index in cover.uncovered),
+            cover.value,
+            {name: unit.name for unit in units for name in (*unit.parameters, *unit.buffers)},
+        )
+
+    def _cover(
+        self,
+        units: "list[Unit]",
+        profile: "ModelProfile",
+        members: Sequence[Member],
+        weights: Weights,
+    ) -> "Cover":
+        from flower_adsp.sparse import planner
+
+        mean = sum(member.num_examples for member in members) / len(members)
+        capacities = [
+            planner.Capacity(
+                int(member.memory_mib * MIB),
+                member.num_examples / mean if mean else 1.0,
+                self.most_time_share,
+                f"worker {member.id} ({member.name})",
+            )
+            for member in members
+        ]
+        if self.method == "suffix":
+            return planner.plan_suffix(profile, capacities)
+        if self.method == "head":
+            return planner.plan_head(profile, capacities)
+        if self.method == "everything":
+            return planner.plan_everything(profile, capacities)
+        values = self._importance(units, weights)
+        ratios = sorted(profile.units[0].parameters, reverse=True) if self.channels else (1.0,)
+        if self.method == "alone":
+            return planner.plan_alone(profile, values, capacities, ratios)
+        boost: Callable[[int, int], float] | None = None
+        if self.rotate:
+            ids = [member.id for member in members]
+            names = [unit.name for unit in units]
+
+            def boost(device: int, unit: int) -> float:
+                return 1.0 + self._since.get((ids[device], names[unit]), 0)
+
+        return planner.plan_cover(profile, values, capacities, ratios, boost)
+
+    def _importance(self, units: "list[Unit]", weights: Weights) -> list[float]:
+        if self.importance == "uniform":
+            return [1 / len(units)] * len(units)
+        import torch
+
+        from flower_adsp.sparse.importance import contribution_importance, fisher_importance
+
+        model, batch = self.task.build_model(), self._batch()
+        model.load_state_dict({name: torch.from_numpy(np.array(a)) for name, a in weights.items()})
+        measure = fisher_importance if self.importance == "fisher" else contribution_importance
+        return measure(model, units, lambda model: self.task.loss(model, batch))
+
+    def _worker_plan(
+        self,
+        model: Any,
+        units: "list[Unit]",
+        profile: "ModelProfile",
+        member: Member,
+        choice: Mapping[int, float],
+        weights: Weights,
+    ) -> WorkerPlan:
+        from flower_adsp.sparse.freezing import make_portion, trained_slices
+
+        window = self._plans if self.rotate else 0
+        portions = {
+            units[index].name: make_portion(model, units[index], ratio, weights, window)
+            for index, ratio in sorted(choice.items())
+        }
+        slices: dict[str, Slice] = {}
+        buffers: list[str] = []
+        for unit in units:
+            portion = portions.get(unit.name)
+            if portion is not None:
+                slices |= trained_slices(model, unit, portion)
+                buffers += unit.buffers if portion.ratio >= 1.0 else ()
+        if member.batch_size != self.task.batch_size:
+            profile = profile.scaled(member.batch_size / self.task.batch_size)
+        return WorkerPlan(
+            portions,
+            slices,
+            tuple(buffers),
+            profile.time_share(choice),
+            profile.peak_bytes(choice),
+            profile.saved_bytes(choice),
+        )
+
+
+def no_plan() -> None:
+    """Return no planner: all devices train all."""
