@@ -19,6 +19,8 @@ _PUBLIC = {
     "Adsp": "flower_adsp.strategies",
     "Bsp": "flower_adsp.strategies",
     "CommitStrategy": "flower_adsp.strategies",
+    "DSparse": "flower_adsp.strategies",
+    "LayerPlanner": "flower_adsp.sparse.plan",
     "LoopOptions": "flower_adsp.strategies",
     "DeviceProfile": "flower_adsp.devices",
     "Network": "flower_adsp.network",

@@ -11,6 +11,7 @@ from flower_adsp.config import load_config
 from flower_adsp.errors import FlowerAdspError
 from flower_adsp.experiment import check_config
 from flower_adsp.launch import run_simulation
+from flower_adsp.plan_table import plan_table
 
 main = typer.Typer(
     no_args_is_help=True,
@@ -21,11 +22,6 @@ main = typer.Typer(
 _INTERRUPTED = 130
 
 
-@main.callback()
-def _commands() -> None:
-    """Keep `run` a subcommand."""
-
-
 @main.command()
 def run(
     strategy: Annotated[
@@ -34,6 +30,9 @@ def run(
     devices: Annotated[str, typer.Option(help="A name in conf/devices.")] = "adsp-ec2",
     task: Annotated[str, typer.Option(help="A name in conf/task.")] = "mnist-cnn",
     network: Annotated[str, typer.Option(help="A name in conf/network.")] = "links",
+    layer_plan: Annotated[
+        str, typer.Option("--plan", help="A name in conf/plan; auto: by the strategy.")
+    ] = "auto",
     seed: Annotated[int, typer.Option(help="Seed of every random draw.")] = 0,
     output: Annotated[Path | None, typer.Option(help="Folder of the run's files.")] = None,
     resume: Annotated[
@@ -60,6 +59,7 @@ def run(
         "devices": devices,
         "task": task,
         "network": network,
+        "plan": layer_plan,
         "seed": seed,
         "output": str(folder),
         "resume": str(Path(resume).absolute()) if resume else "",
@@ -82,3 +82,38 @@ def run(
         raise typer.Exit(_INTERRUPTED) from None
     figures = ", ".join(f"{key} {value:.4f}" for key, value in numbers["test"].items())
     typer.echo(f"Test: {figures}. The files are in {folder}")
+
+
+@main.command()
+def plan(
+    task: Annotated[str, typer.Option(help="A name in conf/task.")] = "mobilenetv2",
+    devices: Annotated[str, typer.Option(help="A name in conf/devices.")] = "dsparse-seven",
+    layer_plan: Annotated[str, typer.Option("--plan", help="A name in conf/plan.")] = "dsparse",
+    seed: Annotated[int, typer.Option(help="Seed of the task.")] = 0,
+    overrides: Annotated[
+        str, typer.Option(help='Such as "plan.channels=false train.momentum=0.9".')
+    ] = "",
+    num_supernodes: Annotated[
+        int, typer.Option(min=0, help="Devices; 0 takes as many as the preset has.")
+    ] = 0,
+) -> None:
+    """Print which device would train which layers, and the memory that takes.
+
+    Exits with 0 if every layer is trained by some device, 1 if not, 2 when the settings are wrong.
+    """
+    settings = {
+        "task": task,
+        "devices": devices,
+        "plan": layer_plan,
+        "seed": seed,
+        "overrides": overrides,
+    }
+    try:
+        lines, uncovered = plan_table(load_config(settings), num_supernodes)
+    except FlowerAdspError as error:
+        typer.secho(f"Error: {error}", fg="red", err=True)
+        raise typer.Exit(2) from None
+    for line in lines:
+        typer.echo(line)
+    if uncovered:
+        raise typer.Exit(1)

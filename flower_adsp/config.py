@@ -28,7 +28,7 @@ LAYERS = ("auto", "stock", "memory-true")
 RUN_CONFIG_KEYS = (*GROUPS, "tracking.progress", "seed", "output", "resume", "overrides")
 
 _PLAIN_TYPES = (bool, int, float, str)
-_SUPPLIED = {"seed"}  # parameters that the run supplies, not the group's file
+_SUPPLIED = {"seed", "with_momentum"}  # parameters that the run supplies, not the group's file
 
 
 @dataclass
@@ -185,8 +185,10 @@ def _load(items: tuple[tuple[str, Any], ...]) -> Config:
         "devices": _string(given, "devices", "adsp-ec2"),
         "task": _string(given, "task", "mnist-cnn"),
         "network": _string(given, "network", "links"),
-        "plan": _string(given, "plan", "none"),
+        "plan": _string(given, "plan", "auto"),
     }
+    if names["plan"] == "auto":
+        names["plan"] = "dsparse" if names["strategy"] == "dsparse" else "none"
     sections = ("strategy", "task", "network", "plan", *base)
     for key in overrides:
         if str(key) not in sections:

@@ -116,7 +116,7 @@ def _build_strategy(config: Config, task: Task, callbacks: list[Any]) -> Strateg
     from flower_adsp.strategies.options import LoopOptions
 
     run = config.run
-    planner = config.plan.build(task=task, momentum=config.train.momentum > 0)
+    planner = config.plan.build(task=task, with_momentum=config.train.momentum > 0)
     loop = LoopOptions(
         clock="virtual" if config.is_virtual else "wall",
         seed=config.seed,

@@ -7,6 +7,7 @@ from flower_adsp.strategies.adsp_plus import AdspPlus
 from flower_adsp.strategies.base import CommitStrategy
 from flower_adsp.strategies.batchtune import BatchTune
 from flower_adsp.strategies.bsp import Bsp
+from flower_adsp.strategies.dsparse import DSparse
 from flower_adsp.strategies.fedasync import FedAsync
 from flower_adsp.strategies.fedbuff import FedBuff
 from flower_adsp.strategies.fedcompass import FedCompass
@@ -21,6 +22,7 @@ __all__ = [
     "BatchTune",
     "Bsp",
     "CommitStrategy",
+    "DSparse",
     "FedAsync",
     "FedBuff",
     "FedCompass",

@@ -62,10 +62,10 @@ def _total(
 ) -> NDArray[np.float64]:
     """Return the sum of shares, for all of an array or along the axis of its channels."""
     if not parts:
-        return np.asarray(whole)
+        return np.asarray(whole, np.float64)
     axis = parts[0][0].axis
     assert axis is not None
-    totals = np.full(array.shape[axis], whole)
+    totals = np.full(array.shape[axis], float(whole))
     for part, share in parts:
         assert part.channels is not None
         totals[part.channels] += share

@@ -9,12 +9,12 @@ import numpy as np
 from flower_adsp.arrays import Weights
 from flower_adsp.errors import require, unknown
 from flower_adsp.sparse.portions import Portion, Slice
+from flower_adsp.tasks.base import Task
 
 if TYPE_CHECKING:
     from flower_adsp.sparse.planner import Cover
     from flower_adsp.sparse.profile import ModelProfile
     from flower_adsp.sparse.units import Unit
-    from flower_adsp.tasks.base import Task
 
 METHODS = ("dsparse", "suffix", "alone", "head", "everything")
 IMPORTANCES = ("uniform", "fisher", "contribution")
@@ -126,7 +126,7 @@ class LayerPlanner:
     ----------
     task : Task
         The model, its loss, and a mini-batch to profile it on.
-    momentum : bool (default: False)
+    with_momentum : bool (default: False)
         Whether devices train with momentum.
     method : str (default: "dsparse")
         ``dsparse``: the most useful cover; ``suffix``: each device the last units that fit with
@@ -147,8 +147,8 @@ class LayerPlanner:
 
     def __init__(
         self,
-        task: "Task",
-        momentum: bool = False,
+        task: Task,
+        with_momentum: bool = False,
         method: str = "dsparse",
         importance: str = "uniform",
         channels: bool = True,
@@ -168,7 +168,7 @@ class LayerPlanner:
             "null, or above 0 and at most 1",
         )
         self.task = task
-        self.momentum = momentum
+        self.with_momentum = with_momentum
         self.method = method
         self.importance = importance
         self.channels = channels
@@ -194,7 +194,7 @@ class LayerPlanner:
                 self.task.build_model(),
                 lambda model: self.task.loss(model, batch),
                 batch,
-                self.momentum,
+                self.with_momentum,
                 memory_true=self.is_memory_true,
             )
         return self._profiled

@@ -4,6 +4,9 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from flower_adsp.tasks.base import ClassificationTask, Split
 
 
 class Residual(nn.Module):
@@ -50,3 +53,34 @@ def batch(size: int = 4) -> tuple[Tensor, Tensor]:
 def loss(model: nn.Module, size: int = 4) -> Tensor:
     x, y = batch(size)
     return nn.functional.cross_entropy(model(x), y)
+
+
+class SmallTask(ClassificationTask):
+    """Random images, whose classes a `SmallNet` can learn."""
+
+    def __init__(self, seed: int = 0, batch_size: int = 4, growth: int = 0) -> None:
+        super().__init__(seed, batch_size)
+        self.growth = growth
+
+    def build_model(self) -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            return SmallNet()
+
+    def _data(self, key: int, size: int) -> TensorDataset:
+        generator = torch.Generator().manual_seed(key)
+        y = torch.randint(0, 5, (size,), generator=generator)
+        x = torch.randn(size, 3, 12, 12, generator=generator)
+        x[torch.arange(size), y % 3] += 1.0
+        return TensorDataset(x, y)
+
+    def train_data(self, partition_id: int, num_partitions: int) -> TensorDataset:
+        return self._data(partition_id, 24 + self.growth * partition_id)
+
+    def held_out_data(self, split: Split) -> TensorDataset:
+        return self._data(1000 + len(split), 40)
+
+
+def build(seed: int = 0, growth: int = 0) -> SmallTask:
+    """Build the task."""
+    return SmallTask(seed, growth=growth)
