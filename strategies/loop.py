@@ -103,6 +103,7 @@ class EventLoop:
         self._by_message: dict[str, Worker] = {}
         self._waiting: list[Worker] = []
         self._num_rounds = 0
+        self._commits_at_statistics = 0
         self._is_over = False
         self._evaluated: tuple[int, int] | None = None
         self._metrics: MetricRecord | None = None
@@ -134,8 +135,10 @@ class EventLoop:
         if not self.clock.is_virtual:
             self.clock = WallClock()  # time counts from here, not from the wait for nodes
         network = self.options.network
-        if self.options.planner is not None:
-            self._make_plan(self.options.planner)
+        planner = self.options.planner
+        if planner is not None:
+            self._measure_statistics()
+            self._make_plan(planner)
         for worker in workers:
             worker.overhead = network.upload(
                 worker.profile, self.state.upload_bytes(worker)
@@ -192,6 +195,13 @@ class EventLoop:
         if plan.uncovered:
             log(WARNING, "Nobody trains these units whole: %s", ", ".join(plan.uncovered))
         self.state.set_plan(plan)
+
+    def _measure_statistics(self) -> None:
+        """Set what frozen normalisations use from the server's data, if the planner wants that."""
+        planner = self.options.planner
+        if planner is not None and planner.statistics == "server":
+            self.state.model.update(planner.measured_statistics(self.state.model))
+            self._commits_at_statistics = self.state.commits
 
     def _tell_plan(self) -> None:
         if self.state.plan is not None:
@@ -424,6 +434,9 @@ class EventLoop:
         assert flight is not None
         index = self.state.index
         if self._take_in(worker, flight):
+            since = self.state.commits - self._commits_at_statistics
+            if self.options.planner is not None and since >= self.state.num_workers:
+                self._measure_statistics()
             self.state.model_changed()
         if self.state.index > index:  # a barrier was passed
             self._round_done()

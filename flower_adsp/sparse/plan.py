@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 METHODS = ("dsparse", "suffix", "alone", "head", "everything")
 IMPORTANCES = ("uniform", "fisher", "contribution")
+STATISTICS = ("server", "trainers")
 MIB = 2**20
+_CALIBRATION = 256  # examples
 
 
 @dataclass(frozen=True)
@@ -141,6 +143,12 @@ class LayerPlanner:
     rotate : bool (default: False)
         Whether a new plan favours, for each device, units that it has not trained for long, and
         moves on to the next channels.
+    statistics : str (default: "server")
+        Where the running statistics of normalisations come from, which frozen ones use:
+        ``trainers``: the devices that train the unit, by value as other buffers; ``server``: the
+        server sets them from its data, at the start and once a round's worth of commits is in.
+        Those of the trainers lag behind, as the units below are trained by others; then training
+        from scratch may not get anywhere.
     most_time_share : float | None (default: None)
         The most time that a step may take, as a part of one that trains all; None for no limit.
     """
@@ -154,12 +162,15 @@ class LayerPlanner:
         channels: bool = True,
         period: int | None = None,
         rotate: bool = False,
+        statistics: str = "server",
         most_time_share: float | None = None,
     ) -> None:
         if method not in METHODS:
             raise unknown("plan.method", method, METHODS)
         if importance not in IMPORTANCES:
             raise unknown("plan.importance", importance, IMPORTANCES)
+        if statistics not in STATISTICS:
+            raise unknown("plan.statistics", statistics, STATISTICS)
         require(period is None or period >= 1, "plan.period", period, "null or at least 1")
         require(
             most_time_share is None or 0 < most_time_share <= 1,
@@ -174,6 +185,7 @@ class LayerPlanner:
         self.channels = channels
         self.period = period
         self.rotate = rotate
+        self.statistics = statistics
         self.most_time_share = most_time_share
         self._profiled: tuple[list[Unit], ModelProfile] | None = None
         self._since: dict[tuple[int, str], int] = {}
@@ -232,6 +244,30 @@ class LayerPlanner:
             cover.value,
             {name: unit.name for unit in units for name in (*unit.parameters, *unit.buffers)},
         )
+
+    def measured_statistics(self, weights: Weights) -> Weights:
+        """Return the buffers of normalisations as they are for weights on the server's data."""
+        import torch
+        from torch import nn
+
+        from flower_adsp.tasks.batches import collate
+
+        model = self.task.build_model()
+        model.load_state_dict({name: torch.from_numpy(np.array(a)) for name, a in weights.items()})
+        names: list[str] = []
+        for path, module in model.named_modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.track_running_stats:
+                module.reset_running_stats()
+                module.momentum = None  # the plain mean
+                names += [f"{path}.running_mean", f"{path}.running_var"]
+        if not names:
+            return {}
+        data = self.task.held_out_data("validation")
+        batch = collate(data, np.arange(min(len(data), _CALIBRATION)))
+        with torch.no_grad():
+            self.task.loss(model.train(), batch)
+        state = model.state_dict()
+        return {name.removeprefix("."): state[name.removeprefix(".")].numpy() for name in names}
 
     def _cover(
         self,

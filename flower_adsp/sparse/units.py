@@ -34,9 +34,9 @@ class Unit:
 def split_into_units(model: nn.Module) -> list[Unit]:
     """Split a model into units, in the order in which its modules were registered.
 
-    The model itself, containers (exactly ``Sequential``, ``ModuleList`` or ``ModuleDict``), and
-    modules with more than half of all parameters are opened; what is left whole is a unit, such as
-    a layer or a residual block. A normalisation that directly follows a layer belongs to its unit,
+    Opened are the model itself, containers (exactly ``Sequential``, ``ModuleList`` or
+    ``ModuleDict``), and a module with more than half of all parameters if most of these are in one
+    of its containers. What is left whole is a unit, such as a layer or a residual block. A normalisation that directly follows a layer belongs to its unit,
     and parameters that an opened module owns itself to the next unit.
 
     Parameters
@@ -54,7 +54,7 @@ def split_into_units(model: nn.Module) -> list[Unit]:
     ConfigError
         If the model has no parameters, or one that two modules share.
     """
-    total = sum(parameter.numel() for parameter in model.parameters())
+    total = _size(model)
     if not total:
         raise ConfigError(
             f"the model, a {type(model).__name__}, has no parameters: there is nothing to train"
@@ -100,12 +100,20 @@ def _names(model: nn.Module, name: str) -> list[str]:
 def _parts(module: nn.Module, name: str, total: int) -> Iterator[tuple[str, nn.Module, bool]]:
     """Walk over the modules, saying of each whether it is opened."""
     children = list(module.named_children())
-    size = sum(parameter.numel() for parameter in module.parameters())
-    is_open = bool(children) and (not name or type(module) in _CONTAINERS or 2 * size > total)
+    # A module around a container of most of its parameters is a backbone; one around layers and
+    # perhaps a shortcut is a block.
+    is_backbone = 2 * _size(module) > total and any(
+        type(child) in _CONTAINERS and 2 * _size(child) > _size(module) for _, child in children
+    )
+    is_open = bool(children) and (not name or type(module) in _CONTAINERS or is_backbone)
     yield name, module, is_open or not name
     if is_open:
         for key, child in children:
             yield from _parts(child, _join(name, key), total)
+
+
+def _size(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def _join(prefix: str, name: str) -> str:

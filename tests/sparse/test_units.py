@@ -7,6 +7,7 @@ from torch import nn
 
 from flower_adsp.errors import ConfigError
 from flower_adsp.sparse.units import split_into_units
+from flower_adsp.tasks.images import MnistResNet
 from flower_adsp.tasks.sequences import RowLstm
 from tests.sparse.models import SmallNet
 
@@ -28,6 +29,10 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], list[str]]] = {
             *(f"encoder.layers.encoder_layer_{index}" for index in range(4)),
             "heads.head",
         ],
+    ),
+    "a large last block": (
+        lambda: MnistResNet().build_model(),
+        ["0", "3", "4", "5", "6", "7", "10"],
     ),
     "layer": (lambda: nn.Linear(3, 2), ["model"]),
 }
