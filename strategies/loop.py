@@ -137,8 +137,8 @@ class EventLoop:
         network = self.options.network
         planner = self.options.planner
         if planner is not None:
-            self._measure_statistics()
             self._make_plan(planner)
+            self._measure_statistics()
         for worker in workers:
             worker.overhead = network.upload(
                 worker.profile, self.state.upload_bytes(worker)
@@ -198,9 +198,11 @@ class EventLoop:
 
     def _measure_statistics(self) -> None:
         """Set what frozen normalisations use from the server's data, if the planner wants that."""
-        planner = self.options.planner
-        if planner is not None and planner.statistics == "server":
-            self.state.model.update(planner.measured_statistics(self.state.model))
+        planner, plan = self.options.planner, self.state.plan
+        if planner is None or plan is None or plan.is_whole:
+            return
+        if planner.statistics == "server":
+            self.state.set_statistics(planner.measured_statistics(self.state.model))
             self._commits_at_statistics = self.state.commits
 
     def _tell_plan(self) -> None:

@@ -1,6 +1,7 @@
 """What the event loop and the strategies know: the model, the workers and their assignments."""
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -204,6 +205,8 @@ class FederationState:
         self.plan: LayerPlan | None = None
         self._coverage: Coverage | None = None
         self._trained: dict[str, set[int]] = {}
+        self._statistics: frozenset[str] = frozenset()
+        self._statistics_version = 0
         self._changes: dict[str, tuple[int, int | None]] = {}
         self._encoded: ArrayRecord | None = None
 
@@ -298,10 +301,19 @@ class FederationState:
         total = 0
         for unit in self.plan.units:
             version, only = self._changes.get(unit.name, (0, None))
+            names: Iterable[str] = ()
             if version > worker.version and only != worker.id:
                 names = (*unit.parameters, *unit.buffers)
-                total += sum(self.model[name].nbytes for name in names if name in self.model)
+            elif self._statistics_version > worker.version:
+                names = self._statistics.intersection(unit.buffers)
+            total += sum(self.model[name].nbytes for name in names if name in self.model)
         return total
+
+    def set_statistics(self, statistics: Weights) -> None:
+        """Set the statistics of normalisations, which go with the next version of the model."""
+        self.model.update(statistics)
+        self._statistics = frozenset(statistics)
+        self._statistics_version = self.version + 1
 
     def upload_bytes(self, worker: Worker) -> int:
         """Return the bytes of a worker's commit."""

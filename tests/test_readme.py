@@ -27,7 +27,8 @@ PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 def test_there_are_the_commands_that_the_tests_below_run() -> None:
     starts = [command.split()[0] for command in COMMANDS]
-    assert starts == ["make", "make", "make", ".venv/bin/flower-adsp", "flwr", "PYTHONPATH=."]
+    ours = ".venv/bin/flower-adsp"
+    assert starts == ["make", "make", "make", ours, "flwr", ours, "PYTHONPATH=."]
 
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if "flower-adsp run" in c or "ARGS" in c])
@@ -88,6 +89,18 @@ def test_the_server_app_of_the_readme_runs() -> None:
     context = Context(1, 1, {}, RecordDict(), {})
     with toy_grid(2) as grid:
         names["app"](grid, context)
+
+
+def test_the_plan_of_the_readme_is_what_the_command_prints() -> None:
+    words = shlex.split(next(command for command in COMMANDS if "flower-adsp plan" in command))
+    result = CliRunner().invoke(cli.main, words[1:])
+    assert result.exit_code == 0, result.output
+    shown = README.split("```text\n20 units")[1].split("```")[0]
+    for line in shown.splitlines()[1:]:
+        if line.startswith(("unit", "features.0 ", "peak", "budget", "every")):
+            assert line in result.output
+    for name in choices("plan"):
+        assert f"`{name}`" in README + (ROOT / "docs" / "explanation.md").read_text("utf-8")
 
 
 def test_the_tables_name_all_there_is() -> None:

@@ -104,6 +104,15 @@ class LayerPlan:
     value: float = 0.0
     unit_of: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def is_whole(self) -> bool:
+        """Tell whether each worker trains everything."""
+        return all(
+            len(worker.portions) == len(self.units)
+            and all(portion.ratio >= 1.0 for portion in worker.portions.values())
+            for worker in self.workers.values()
+        )
+
     def describe(self) -> dict[str, Any]:
         """Return the plan as plain data, for the history."""
         return {
@@ -146,7 +155,8 @@ class LayerPlanner:
     statistics : str (default: "server")
         Where the running statistics of normalisations come from, which frozen ones use:
         ``trainers``: the devices that train the unit, by value as other buffers; ``server``: the
-        server sets them from its data, at the start and once a round's worth of commits is in.
+        server sets them from its data, at the start and once a round's worth of commits is in,
+        unless all train everything.
         Those of the trainers lag behind, as the units below are trained by others; then training
         from scratch may not get anywhere.
     most_time_share : float | None (default: None)

@@ -36,8 +36,9 @@ def split_into_units(model: nn.Module) -> list[Unit]:
 
     Opened are the model itself, containers (exactly ``Sequential``, ``ModuleList`` or
     ``ModuleDict``), and a module with more than half of all parameters if most of these are in one
-    of its containers. What is left whole is a unit, such as a layer or a residual block. A normalisation that directly follows a layer belongs to its unit,
-    and parameters that an opened module owns itself to the next unit.
+    of its containers. What is left whole is a unit, such as a layer or a residual block. A
+    normalisation that directly follows a layer belongs to its unit, and parameters that an opened
+    module owns itself to the next unit.
 
     Parameters
     ----------

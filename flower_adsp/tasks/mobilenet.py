@@ -92,7 +92,9 @@ class MobileNetV2(InMemoryTask):
         """Return the network."""
         from torchvision.models import mobilenet_v2
 
-        model = mobilenet_v2(num_classes=10, width_mult=self.width)
-        for layer in (model.features[0][0], model.features[2].conv[1][0]):
+        model: nn.Module = mobilenet_v2(num_classes=10, width_mult=self.width)
+        for path in ("features.0.0", "features.2.conv.1.0"):
+            layer = model.get_submodule(path)
+            assert isinstance(layer, nn.Conv2d)
             layer.stride = (1, 1)
         return model

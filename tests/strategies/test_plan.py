@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from flower_adsp.strategies import (
     Adsp,
     AdspOverlap,
@@ -100,8 +101,8 @@ def test_all_planned_is_no_plan_to_the_bit(name: str, weighting: str) -> None:
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_what_nobody_trains_does_not_change_and_the_rest_does(name: str) -> None:
     start = decode(ArrayRecord(SmallTask().build_model().state_dict()))
-    choices = [{1: 1.0, 4: 1.0}, {3: 0.5, 4: 1.0}]
-    final, recorder = run(STRATEGIES[name](options(Given(SmallTask(), choices))), 2)
+    planner = Given(SmallTask(), [{1: 1.0, 4: 1.0}, {3: 0.5, 4: 1.0}], statistics="trainers")
+    final, recorder = run(STRATEGIES[name](options(planner)), 2)
     for key, array in start.items():
         is_trained = key.startswith(("blocks.0", "fc", "blocks.2.conv"))
         assert np.array_equal(array, final[key]) != is_trained, key
@@ -118,7 +119,7 @@ def test_bsp_takes_the_mean_over_those_who_trained_it() -> None:
     """One barrier with two workers, by hand, from the runs of each alone."""
     start = decode(ArrayRecord(SmallTask().build_model().state_dict()))
     whole = {0: 1.0, 4: 1.0}
-    both = Given(SmallTask(), [whole, {4: 1.0}])
+    both = Given(SmallTask(), [whole, {4: 1.0}], statistics="trainers")
     strategy = Bsp(2, loop=options(both))
     kept: dict[int, Commit] = {}
     average = strategy._average
@@ -174,8 +175,8 @@ def test_a_mean_over_trainers_with_slices() -> None:
 
 
 def test_only_what_changed_is_downloaded() -> None:
-    choices = [{1: 1.0, 4: 1.0}, {4: 1.0}]
-    _, recorder = run(Bsp(1, loop=options(Given(SmallTask(), choices))), 2)
+    planner = Given(SmallTask(), [{1: 1.0, 4: 1.0}, {4: 1.0}], statistics="trainers")
+    _, recorder = run(Bsp(1, loop=options(planner)), 2)
     model = recorder.state.model
     size = {
         unit: sum(a.nbytes for key, a in model.items() if key.startswith(unit))
@@ -222,7 +223,8 @@ def test_a_commit_of_other_units_than_assigned_is_refused(change: Any, said: str
         return reply
 
     start = decode(ArrayRecord(SmallTask().build_model().state_dict()))
-    strategy = Bsp(1, loop=options(Given(SmallTask(), [{4: 0.5}, {4: 0.5}])))
+    planner = Given(SmallTask(), [{4: 0.5}, {4: 0.5}], statistics="trainers")
+    strategy = Bsp(1, loop=options(planner))
 
     class Client:
         def __call__(self, message: Message, context: Any) -> Message:
@@ -279,6 +281,28 @@ def test_it_plans_anew_on_a_period() -> None:
     assert not recorder.of("refused")
 
 
+def test_the_server_sets_the_statistics_that_frozen_normalisations_use() -> None:
+    task = SmallTask()
+    planner = Given(task, [{1: 1.0, 4: 1.0}, {4: 1.0}])
+    final, recorder = run(Bsp(1, loop=options(planner)), 2)
+    sizes = {name: array.nbytes for name, array in final.items()}
+    statistics = sum(sizes[name] for name in sizes if "running" in name)
+    head = sum(sizes[name] for name in sizes if name.startswith("fc"))
+    # They are downloaded as well, by worker 0 also those of the unit that it alone trains.
+    assert recorder.state.workers[0].bytes_down == sum(sizes.values()) + head + statistics
+    expected = planner.measured_statistics(final)
+    assert sorted(expected) == sorted(name for name in final if "running" in name)
+    for name, array in expected.items():
+        np.testing.assert_allclose(final[name], array, rtol=1e-4, atol=1e-6)
+    # By hand for the first, whose input is the data: the mean over examples and places.
+    model = task.build_model()
+    model.load_state_dict({name: torch.from_numpy(a) for name, a in final.items()})
+    seen = model.stem(task.held_out_data("validation").tensors[0])
+    np.testing.assert_allclose(
+        final["norm.running_mean"], seen.mean((0, 2, 3)).detach().numpy(), rtol=1e-4, atol=1e-6
+    )
+
+
 def test_momentum_stays_with_its_channels() -> None:
     planner = LayerPlanner(SmallTask(), with_momentum=True, period=1, rotate=True)
     strategy = FixedAdacomm(2, loop=options(planner))
@@ -293,6 +317,8 @@ def test_wrong_settings_are_refused() -> None:
         LayerPlanner(SmallTask(), importance="none")
     with pytest.raises(ConfigError, match=r"plan.period = 0"):
         LayerPlanner(SmallTask(), period=0)
+    with pytest.raises(ConfigError, match=r"plan.statistics 'mean'"):
+        LayerPlanner(SmallTask(), statistics="mean")
     with pytest.raises(ConfigError, match=r"plan.most_time_share = 2"):
         LayerPlanner(SmallTask(), most_time_share=2)
     with pytest.raises(ConfigError, match=r"memory_mib of worker 0 \(d\) = 0.0"):
