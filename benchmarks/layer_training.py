@@ -34,8 +34,16 @@ EQUAL = (0.03125,) * 7
 UNEQUAL = (0.015625, 0.015625, 0.03125, 0.03125, 0.03125, 0.0625, 0.0625)
 STEPS, RATE, TARGET = 1500, 0.2, 0.25
 MBPS, LATENCY = 20.0, 0.01
-METHODS = ("everything", "dsparse", "suffix", "alone", "head")
-PAIRED = ("everything", "dsparse")  # with all seeds; the controls with two
+DECAY = "train.half_life=200"
+METHODS = {  # plan and settings
+    "everything": ("everything", ""),
+    "dsparse": ("dsparse", " plan.channels=false"),
+    "dsparse, channels": ("dsparse", ""),
+    "suffix": ("suffix", ""),
+    "alone": ("alone", " plan.channels=false"),
+    "head": ("head", ""),
+}
+CONTROLS = ("suffix", "alone", "head")  # with two seeds, the others with all
 
 
 @dataclass(frozen=True)
@@ -177,7 +185,7 @@ def aggregation(plan: LayerPlan, model: Weights) -> dict[str, float]:
     }
 
 
-def plan_of(method: str, budgets: Sequence[float]) -> tuple[LayerPlan, Weights]:
+def plan_of(budgets: Sequence[float]) -> tuple[LayerPlan, Weights]:
     """Return a plan as the runs have it at their start."""
     task = build_task(load_config({"task": TASK, "overrides": SIZE}))
     model = {name: tensor.numpy() for name, tensor in task.build_model().state_dict().items()}
@@ -185,7 +193,7 @@ def plan_of(method: str, budgets: Sequence[float]) -> tuple[LayerPlan, Weights]:
         Member(i, f"d{i}", budget * stock_peak(), 514, task.batch_size)
         for i, budget in enumerate(budgets)
     ]
-    return LayerPlanner(task, method=method).make(members, model), model
+    return LayerPlanner(task, channels=False).make(members, model), model
 
 
 def rounds_to(curve: Iterable[Sequence[float]], accuracy: float) -> float | None:
@@ -200,18 +208,27 @@ def rounds_to(curve: Iterable[Sequence[float]], accuracy: float) -> float | None
 # ---------------------------------------------------------------------------------------- the whole
 
 
+def job_of(method: str, tau: int, seed: int, steps: int) -> Job:
+    """Return the run of a method with τ local steps."""
+    plan, settings = METHODS[method]
+    settings = f"strategy.local_steps={tau} {DECAY}{settings}"
+    return Job("dsparse", plan, settings, seed, rounds=steps // tau)
+
+
 def accuracy_rows(
     pool: ProcessPoolExecutor, seeds: list[int], methods: Sequence[str], steps: int
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Return a row for each method, and the gap to full training."""
     jobs = [
-        Job("dsparse", method, "strategy.local_steps=10", seed, rounds=steps // 10)
+        (method, job_of(method, 10, seed, steps))
         for seed in seeds
         for method in methods
-        if method in PAIRED or seed in seeds[:2]
+        if method not in CONTROLS or seed in seeds[:2]
     ]
-    done = list(pool.map(run, jobs))
-    by = {method: [r for r in done if r["job"]["plan"] == method] for method in methods}
+    done = list(pool.map(run, [job for _, job in jobs]))
+    by: dict[str, list[dict[str, Any]]] = {method: [] for method in methods}
+    for (method, _), result in zip(jobs, done, strict=True):
+        by[method].append(result)
     full = [result["accuracy"] for result in by["everything"]]
     rows = []
     for method, results in by.items():
@@ -247,24 +264,21 @@ def aggregation_rows(
     pool: ProcessPoolExecutor, seeds: list[int], taus: Sequence[int], steps: int
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Return, for each τ, the time spent on aggregation until FedAvg's accuracy less a point."""
-    plan, model = plan_of("dsparse", TIGHT)
+    plan, model = plan_of(TIGHT)
     once = aggregation(plan, model)
-    jobs = [
-        Job("dsparse", method, f"strategy.local_steps={tau}", seed, rounds=steps // tau)
-        for tau in taus
-        for method in ("everything", "dsparse")
-        for seed in seeds
-    ]
+    cases = [(method, tau) for tau in taus for method in ("everything", "dsparse")]
+    jobs = [job_of(method, tau, seed, steps) for method, tau in cases for seed in seeds]
     done = list(pool.map(run, jobs))
-    fedavg = [r for r in done if r["job"]["plan"] == "everything"]
+    by = {
+        case: done[index * len(seeds) : (index + 1) * len(seeds)]
+        for index, case in enumerate(cases)
+    }
+    fedavg = [r for (method, _), results in by.items() if method == "everything" for r in results]
     goal = max(statistics.fmean([a for _, a in r["curve"][-5:]]) for r in fedavg) - 0.01
     rows = []
     for tau in taus:
         for method in ("everything", "dsparse"):
-            results = [
-                r for r in done
-                if r["job"]["plan"] == method and r["job"]["settings"].endswith(f"={tau}")
-            ]  # fmt: skip
+            results = by[(method, tau)]
             rounds = [rounds_to(r["curve"], goal) for r in results]
             is_full = method == "everything"
             reached = [r for r in rounds if r is not None]
@@ -294,12 +308,10 @@ def aggregation_rows(
 def time_rows(pool: ProcessPoolExecutor, seeds: list[int]) -> list[dict[str, Any]]:
     """Return the virtual time to a loss on unequal devices, with and without waiting."""
     base = Job("dsparse", "dsparse", "", 0, WIDE, UNEQUAL, 10**6, TARGET)
+    units = " plan.channels=false"
     choices = {
-        "adsp, plan": replace(
-            base, strategy="adsp", settings="strategy.commit_rate=8 strategy.check_period=60"
-        ),
-        "dsparse, 10 steps": replace(base, settings="strategy.local_steps=10"),
-        "dsparse, 5 steps": replace(base, settings="strategy.local_steps=5"),
+        "adsp, plan": replace(base, strategy="adsp", settings=f"strategy.commit_rate=8{units}"),
+        "dsparse, 10 steps": replace(base, settings=f"strategy.local_steps=10{units}"),
     }
     rows = []
     for name, job in choices.items():
@@ -323,7 +335,7 @@ def training(quick: bool) -> tuple[list[int], dict[str, Any], Mapping[str, Any]]
     seeds = [1] if quick else [1, 2, 3]
     steps = 200 if quick else STEPS
     with ProcessPoolExecutor(os.cpu_count()) as pool:
-        methods = METHODS[:2] if quick else METHODS
+        methods = ("everything", "dsparse") if quick else tuple(METHODS)
         accuracy, summary = accuracy_rows(pool, seeds, methods, steps)
         print_table(accuracy, ["method", "accuracy_mean", "loss_mean", "gap", "gap_interval",
                                "uncovered"])  # fmt: skip

@@ -96,9 +96,10 @@ def test_the_plan_of_the_readme_is_what_the_command_prints() -> None:
     result = CliRunner().invoke(cli.main, words[1:])
     assert result.exit_code == 0, result.output
     shown = README.split("```text\n20 units")[1].split("```")[0]
-    for line in shown.splitlines()[1:]:
-        if line.startswith(("unit", "features.0 ", "peak", "budget", "every")):
-            assert line in result.output
+    assert result.output.splitlines()[-1] == shown.splitlines()[-1]
+    for line in shown.splitlines()[1:-1]:  # which bytes a layer keeps may change with torch
+        if line != "...":
+            assert line.split("  ")[0] in result.output
     for name in choices("plan"):
         assert f"`{name}`" in README + (ROOT / "docs" / "explanation.md").read_text("utf-8")
 

@@ -159,6 +159,8 @@ class LayerPlanner:
         unless all train everything.
         Those of the trainers lag behind, as the units below are trained by others; then training
         from scratch may not get anywhere.
+    headroom : float (default: 0.01)
+        Part of each device's memory that a plan leaves free, for what the memory model misses.
     most_time_share : float | None (default: None)
         The most time that a step may take, as a part of one that trains all; None for no limit.
     """
@@ -173,12 +175,14 @@ class LayerPlanner:
         period: int | None = None,
         rotate: bool = False,
         statistics: str = "server",
+        headroom: float = 0.01,
         most_time_share: float | None = None,
     ) -> None:
         if method not in METHODS:
             raise unknown("plan.method", method, METHODS)
         if importance not in IMPORTANCES:
             raise unknown("plan.importance", importance, IMPORTANCES)
+        require(0 <= headroom < 1, "plan.headroom", headroom, "at least 0 and below 1")
         if statistics not in STATISTICS:
             raise unknown("plan.statistics", statistics, STATISTICS)
         require(period is None or period >= 1, "plan.period", period, "null or at least 1")
@@ -196,6 +200,7 @@ class LayerPlanner:
         self.period = period
         self.rotate = rotate
         self.statistics = statistics
+        self.headroom = headroom
         self.most_time_share = most_time_share
         self._profiled: tuple[list[Unit], ModelProfile] | None = None
         self._since: dict[tuple[int, str], int] = {}
@@ -291,7 +296,7 @@ class LayerPlanner:
         mean = sum(member.num_examples for member in members) / len(members)
         capacities = [
             planner.Capacity(
-                int(member.memory_mib * MIB),
+                int(member.memory_mib * MIB * (1 - self.headroom)),
                 member.num_examples / mean if mean else 1.0,
                 self.most_time_share,
                 f"worker {member.id} ({member.name})",

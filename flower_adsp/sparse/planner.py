@@ -113,8 +113,9 @@ def check_capacities(profile: ModelProfile, capacities: Sequence[Capacity]) -> N
                 else "no mini-batch would fit: use a smaller model"
             )
             raise ConfigError(
-                f"memory_mib of {name} = {capacity.memory / 2**20:.1f} is not allowed; a forward "
-                f"pass and the training of the last unit need {needed / 2**20:.1f} MiB; {advice}"
+                f"the memory of {name}, {capacity.memory / 2**20:.1f} MiB for training, is too "
+                "little; a forward pass and the training of the last unit need "
+                f"{needed / 2**20:.1f} MiB; {advice}"
             )
         require(
             capacity.time_share is None or capacity.time_share >= profile.time_share(head),

@@ -124,7 +124,7 @@ def test_a_cover_is_found_where_there_is_one_and_is_close_to_the_best(
     capacities = [Capacity(memory) for memory in memories]
     head = {profile.num_units - 1: 1.0}
     if not all(capacity.fits(profile, head) for capacity in capacities):
-        with pytest.raises(ConfigError, match="memory_mib of device"):
+        with pytest.raises(ConfigError, match="the memory of device"):
             plan_everything_that_fits(profile, capacities)
         return
     cover = plan_everything_that_fits(profile, capacities)

@@ -321,6 +321,6 @@ def test_wrong_settings_are_refused() -> None:
         LayerPlanner(SmallTask(), statistics="mean")
     with pytest.raises(ConfigError, match=r"plan.most_time_share = 2"):
         LayerPlanner(SmallTask(), most_time_share=2)
-    with pytest.raises(ConfigError, match=r"memory_mib of worker 0 \(d\) = 0.0"):
+    with pytest.raises(ConfigError, match=r"the memory of worker 0 \(d\), 0.0 MiB"):
         LayerPlanner(SmallTask()).make(members(0.001), {})
     assert Portion().ratio == 1.0
