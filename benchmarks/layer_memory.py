@@ -140,7 +140,7 @@ def memory_rows(quick: bool) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         for index, budget in enumerate(BUDGETS)
     ]
     weights = {name: tensor.numpy() for name, tensor in task.build_model().state_dict().items()}
-    planner = LayerPlanner(task, with_momentum=True, rotate=True)
+    planner = LayerPlanner(task, with_momentum=True, channels=True, rotate=True)
     plan = planner.make(members, weights)
     trained: dict[str, set[int]] = {name: set() for name in weights}
     rotation = [plan, *(planner.make(members, weights) for _ in range(ROUNDS - 1))]

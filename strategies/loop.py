@@ -189,7 +189,7 @@ class EventLoop:
                 worker.num_examples,
                 worker.batch_size,
             )
-            for worker in self.state.workers.values()
+            for worker in self.state.present
         ]
         plan = planner.make(members, self.state.model)
         if plan.uncovered:
@@ -260,6 +260,9 @@ class EventLoop:
         if not worker.is_away:
             self.strategy.returned(worker)
         self._tell("away" if worker.is_away else "back", worker=worker.id)
+        if self.options.planner is not None:
+            self._make_plan(self.options.planner)
+            self._tell_plan()
         self._schedule_presence(worker)
         self._release_waiting()
 

@@ -241,11 +241,11 @@ class FederationState:
         )
         return num_examples / total
 
-    def set_plan(self, plan: LayerPlan | None) -> None:
-        """Set what each worker trains from its next assignment on."""
+    def set_plan(self, plan: LayerPlan) -> None:
+        """Set what each worker that is there trains from its next assignment on."""
         self.plan = plan
-        for worker in self.workers.values():
-            worker.plan = None if plan is None else plan.workers.get(worker.id)
+        for id_, mine in plan.workers.items():
+            self.workers[id_].plan = mine
         self._coverage = None
 
     def workers_changed(self) -> None:

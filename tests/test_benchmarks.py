@@ -4,10 +4,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from benchmarks import time_to_loss, write_docs
+from benchmarks import layer_training, overlap, time_to_loss, write_docs
 from benchmarks.time_to_loss import EC2_5, Cell, at_cell, savings
+from flower_adsp.sparse.plan import LayerPlan, WorkerPlan
+from flower_adsp.sparse.portions import WHOLE, Slice
 
 
 def test_a_barrier_run_is_timed_as_the_event_loop_would(tmp_path: Path) -> None:
@@ -66,3 +69,36 @@ def test_the_cells_are_those_of_the_presets() -> None:
 
 def test_the_page_says_what_was_measured() -> None:
     assert write_docs.PAGE.read_text(encoding="utf-8") == write_docs.page()
+
+
+def test_sets_of_trainers_share_out_all_that_is_trained() -> None:
+    cut = Slice(1, np.array([0, 1]))
+    plans = {
+        0: WorkerPlan({}, {"a": WHOLE, "b": WHOLE}, (), 1.0, 0, 0),
+        1: WorkerPlan({}, {"a": cut}, (), 1.0, 0, 0),
+        2: WorkerPlan({}, {"b": WHOLE}, (), 1.0, 0, 0),
+    }
+    model = {"a": np.zeros((2, 4), np.float32), "b": np.zeros(3, np.float32)}
+    plan = LayerPlan((), plans)
+    sizes = layer_training.trainer_sets(plan, model)
+    assert sizes == {frozenset({0, 1}): 16, frozenset({0}): 16, frozenset({0, 2}): 12}
+    found = layer_training.aggregation(plan, model)
+    rate, latency = 20e6 / 8, 0.01
+    # Worker 0 sends 32 + 12 bytes; worker 1 needs all but what it alone trained, which is nothing.
+    assert found["star"] == pytest.approx((44 + 44) / rate + 2 * latency)
+    assert found["star_full"] == pytest.approx(2 * 44 / rate + 2 * latency)
+    assert found["ring_full"] == pytest.approx(4 * (44 / 3 / rate + latency))
+    rings = 2 * (8 / rate + latency) + 2 * (6 / rate + latency)
+    assert found["groups"] == pytest.approx(rings + 44 / rate + 3 * latency)  # worker 0
+
+
+def test_a_round_counts_once_the_mean_of_five_is_there() -> None:
+    curve = [[index, value] for index, value in enumerate([0.9, 0.1, 0.5, 0.5, 0.5, 0.6, 0.9, 0.9])]
+    assert layer_training.rounds_to(curve, 0.6) == 6
+    assert layer_training.rounds_to(curve, 0.95) is None
+
+
+def test_an_interval_of_ratios_is_around_their_geometric_mean() -> None:
+    low, high = overlap.interval([0.5, 2.0, 1.0])
+    assert low * high == pytest.approx(1.0)
+    assert low < 1.0 < high

@@ -145,8 +145,8 @@ class LayerPlanner:
         others do; ``head``: the last unit only; ``everything``, whether it fits or not.
     importance : str (default: "uniform")
         v_u: ``uniform``, ``fisher`` or ``contribution``, measured on the server's data.
-    channels : bool (default: True)
-        Whether units may be trained at a part of their input channels.
+    channels : bool (default: False)
+        Whether units may also be trained at a part of their input channels.
     period : int | None (default: None)
         Rounds after which to plan anew; None plans once, and again when workers come or go.
     rotate : bool (default: False)
@@ -171,7 +171,7 @@ class LayerPlanner:
         with_momentum: bool = False,
         method: str = "dsparse",
         importance: str = "uniform",
-        channels: bool = True,
+        channels: bool = False,
         period: int | None = None,
         rotate: bool = False,
         statistics: str = "server",

@@ -250,13 +250,13 @@ def test_plans_cover_all_and_rotate() -> None:
     full = profile.peak_bytes(EVERYTHING) / 2**20
     some = members(0.75 * full, 0.7 * full, 0.7 * full)
     for importance in ("uniform", "fisher", "contribution"):
-        planner = LayerPlanner(task, importance=importance, rotate=True)
+        planner = LayerPlanner(task, importance=importance, channels=True, rotate=True)
         plans = [planner.make(some, weights) for _ in range(6)]
         for plan in plans:
             assert plan.uncovered == ()
             for member in some:
                 assert plan.workers[member.id].peak_bytes <= member.memory_mib * 2**20
-        again = LayerPlanner(task, importance=importance, rotate=True)
+        again = LayerPlanner(task, importance=importance, channels=True, rotate=True)
         repeated = again.make(some, weights)
         assert _ratios(repeated) == _ratios(plans[0])
     trained: dict[int, set[str]] = {0: set(), 1: set(), 2: set()}
@@ -303,8 +303,30 @@ def test_the_server_sets_the_statistics_that_frozen_normalisations_use() -> None
     )
 
 
+def test_it_plans_anew_when_devices_leave_and_return() -> None:
+    task = SmallTask()
+    _, profile = LayerPlanner(task).profiled()
+    memory = 0.75 * profile.peak_bytes(EVERYTHING) / 2**20
+    planner = LayerPlanner(task)
+    recorder = Recorder()
+    config = {"overrides": TASK, "devices": "uniform"}
+    nodes = [{"seconds_per_sample": 0.25, "memory_mib": memory} for _ in range(3)]
+    nodes[2] |= {"available_s": 6.0, "away_s": 5.0}
+    strategy = Adsp(5.0, 2, loop=options(planner, callbacks=[recorder]))
+    with InProcessGrid(app, 3, config, node_configs=nodes) as grid:
+        arrays = ArrayRecord(task.build_model().state_dict())
+        strategy.start(grid, arrays, num_rounds=4, train_config=ConfigRecord({"lr": 0.05}))
+    plans = recorder.of("plan")
+    moves = [r for r in recorder.records if r["event"] in ("away", "back")]
+    assert len(moves) >= 2
+    assert len(plans) == 1 + len(moves)
+    assert [len(plan["workers"]) for plan in plans[:3]] == [3, 2, 3]
+    assert not any(plan["uncovered"] for plan in plans)
+    assert not recorder.of("refused")
+
+
 def test_momentum_stays_with_its_channels() -> None:
-    planner = LayerPlanner(SmallTask(), with_momentum=True, period=1, rotate=True)
+    planner = LayerPlanner(SmallTask(), with_momentum=True, channels=True, period=1, rotate=True)
     strategy = FixedAdacomm(2, loop=options(planner))
     _, recorder = run(strategy, 2, "train.momentum=0.9")
     assert not recorder.of("refused")
