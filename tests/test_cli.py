@@ -52,3 +52,26 @@ def test_settings_survive_toml() -> None:
         "tracking": {"progress": "off"},
         "flag": True,
     }
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "said"),
+    [
+        ("--plan dsparse", 0, "every unit is trained whole by some device"),
+        ("--plan head", 1, "not covered: 0, 3, 4, 5, 6, 7"),
+        ("--plan none", 2, "plan = 'none' is not allowed"),
+        ("--plan best", 2, "unknown plan 'best'"),
+        ("--devices measured", 2, "devices = 'measured' is not allowed"),
+        ("--overrides plan.importance=luck", 2, "plan.importance 'luck'"),
+        ("--devices tiny.yaml", 2, "a mini-batch of at most"),
+    ],
+)
+def test_plan(
+    options: str, code: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny.yaml").write_text("profiles:\n  - {name: tiny, memory_mib: 0.6}\n")
+    words = ["plan", "--task", "mnist-resnet", "--devices", "rpi-mixed", *options.split()]
+    result = CliRunner().invoke(main, words)
+    assert said in result.output
+    assert result.exit_code == code

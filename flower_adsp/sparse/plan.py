@@ -96,6 +96,8 @@ class LayerPlan:
         Units that nobody trains whole.
     value : float (default: 0.0)
         The planner's objective.
+    unit_of : dict[str, str]
+        The unit of each parameter and buffer.
     """
 
     units: "tuple[Unit, ...]"

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import ceil
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,8 +77,3 @@ def choose_channels(weight: NDArray[np.floating], axis: int, ratio: float, windo
     count = max(1, round(len(order) * ratio))
     places = np.arange(window * count, (window + 1) * count) % len(order)
     return np.sort(order[np.unique(places)]).astype(np.int64)
-
-
-def windows(ratio: float) -> int:
-    """Return after how many windows all channels have been trained."""
-    return ceil(1 / ratio)
