@@ -33,10 +33,10 @@ class Coverage:
         self._model = model
         self._whole: dict[str, float] = {}
         self._parts: dict[str, list[tuple[Slice, float]]] = {}
-        self._trainers: dict[str, int] = {}
+        self._num_workers = 0
         for plan, share in plans:
+            self._num_workers += 1
             for name, part in plan.slices.items():
-                self._trainers[name] = self._trainers.get(name, 0) + 1
                 if part.axis is None:
                     self._whole[name] = self._whole.get(name, 0.0) + share
                 else:
@@ -52,7 +52,9 @@ class Coverage:
             # A sum of shares that is 1 but for rounding is all of them.
             with np.errstate(divide="ignore"):
                 inverse = 1.0 / np.where(np.abs(total - 1.0) < 1e-9, 1.0, total)
-            factor = np.where(np.isfinite(inverse), inverse, 0.0)
+            # What comes late, from a plan that is over, and nobody trains now, counts as if it
+            # were trained by one worker.
+            factor = np.where(np.isfinite(inverse), inverse, self._num_workers)
             self._factors[name] = float(factor) if factor.ndim == 0 else factor
         return self._factors[name]
 

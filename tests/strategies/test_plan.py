@@ -158,6 +158,8 @@ def test_the_step_of_a_slice_is_over_those_that_train_it() -> None:
     coverage = Coverage([(plan, 0.25) for plan in plans], model)
     np.testing.assert_allclose(coverage.factor("w"), [[2.0, 4.0, 2.0, 4.0]])
     assert coverage.factor("b") == 2.0
+    late = Coverage([(plan, 0.5) for plan in plans[2:]], model)
+    assert late.factor("w") == 2.0  # of a plan that is over: as if one of two trained it
 
 
 def test_a_mean_over_trainers_with_slices() -> None:
