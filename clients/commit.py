@@ -1,6 +1,7 @@
 """The handler of ``train.commit``: do an assignment, answer with the accumulated update."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -34,7 +35,9 @@ def handle_commit(message: Message, context: Context) -> Message:
     Message
         The commit.
     """
-    assignment, arrays = decode_assignment(message)
+    assignment, arrays, given = decode_assignment(message)
+    for key, record in given.items():  # it has lost what it kept
+        context.state[key] = record
     device = device_of(context)
     model = device.task.build_model().to(device.accelerator)
     trained = trainable(model, device, assignment)
@@ -78,13 +81,15 @@ def handle_commit(message: Message, context: Context) -> Message:
             if name in buffers
         },
     )
-    reply = encode_commit(message, commit)
-    _keep_momentum(
-        optimizer, trained, assignment, context
-    )  # last, so that a failed handler changes nothing
-    context.state.pop(_MODEL, None)
+    kept = _momentum(optimizer, trained, assignment)
     if assignment.keeps_model:
-        context.state[_MODEL] = ArrayRecord(state)
+        kept[_MODEL] = ArrayRecord(state)
+    if assignment.returns_state:
+        commit = replace(commit, device_state=kept)
+    reply = encode_commit(message, commit)
+    context.state.pop(_MODEL, None)  # last, so that a failed handler changes nothing
+    for key, record in kept.items():
+        context.state[key] = record
     return reply
 
 
@@ -142,12 +147,11 @@ def _restore_momentum(
         optimizer.state[parameter]["momentum_buffer"] = kept.to(parameter.device)
 
 
-def _keep_momentum(
+def _momentum(
     optimizer: torch.optim.Optimizer,
     trained: Mapping[str, nn.Parameter],
     assignment: Assignment,
-    context: Context,
-) -> None:
+) -> dict[str, ArrayRecord]:
     channels = _channels(assignment)
     kept = {}
     for name, parameter in trained.items():
@@ -156,8 +160,7 @@ def _keep_momentum(
             kept[name] = Array(momentum.cpu().numpy())
             if name in channels:
                 kept[_CHANNELS_OF + name] = Array(channels[name])
-    if kept:
-        context.state[_MOMENTUM] = ArrayRecord(kept)
+    return {_MOMENTUM: ArrayRecord(kept)} if kept else {}
 
 
 def _channels(assignment: Assignment) -> dict[str, NDArray[np.int64]]:

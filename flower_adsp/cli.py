@@ -3,13 +3,13 @@
 import os
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from flower_adsp.config import load_config
 from flower_adsp.errors import FlowerAdspError
-from flower_adsp.experiment import check_config
+from flower_adsp.experiment import check_config, saved_settings
 from flower_adsp.launch import run_simulation
 from flower_adsp.plan_table import plan_table
 
@@ -35,8 +35,8 @@ def run(
     ] = "auto",
     seed: Annotated[int, typer.Option(help="Seed of every random draw.")] = 0,
     output: Annotated[Path | None, typer.Option(help="Folder of the run's files.")] = None,
-    resume: Annotated[
-        str, typer.Option(help="Folder of an earlier run, whose final model to begin with.")
+    initial_model: Annotated[
+        str, typer.Option(help="Folder of an earlier run, whose model to begin with.")
     ] = "",
     overrides: Annotated[
         str, typer.Option(help='Such as "strategy.check_period=30 task.batch_size=64".')
@@ -62,9 +62,40 @@ def run(
         "plan": layer_plan,
         "seed": seed,
         "output": str(folder),
-        "resume": str(Path(resume).absolute()) if resume else "",
+        "initial_model": str(Path(initial_model).absolute()) if initial_model else "",
         "overrides": overrides,
     }
+    _simulate(app, run_config, num_supernodes, num_actors)
+
+
+@main.command()
+def resume(
+    folder: Annotated[Path, typer.Argument(help="Folder of a run that did not come to its end.")],
+    overrides: Annotated[
+        str, typer.Option(help='What is to be otherwise, such as "run.num_rounds=40".')
+    ] = "",
+    num_actors: Annotated[
+        int, typer.Option(min=0, help="Ray actors; 0 takes one for each core.")
+    ] = 0,
+    app: Annotated[Path, typer.Option(help="Folder of the Flower app.")] = Path("."),
+) -> None:
+    """Go on with a simulation that was cut off, or with one that is to last longer.
+
+    Settings, devices and data are those of the run; exits as ``run`` does.
+    """
+    try:
+        run_config, num_workers = saved_settings(folder)
+    except FlowerAdspError as error:
+        typer.secho(f"Error: {error}", fg="red", err=True)
+        raise typer.Exit(2) from None
+    run_config |= {"output": str(folder.absolute()), "resume": str(folder.absolute())}
+    run_config["overrides"] = f"{run_config.get('overrides', '')} {overrides}".strip()
+    _simulate(app, run_config, num_workers, num_actors)
+
+
+def _simulate(app: Path, run_config: dict[str, Any], num_supernodes: int, num_actors: int) -> None:
+    """Run a simulation, and exit with the code for what came of it."""
+    folder = run_config["output"]
     try:
         check_config(load_config(run_config))  # said at once, not after Ray has started
     except FlowerAdspError as error:

@@ -27,7 +27,8 @@ class EventKind(IntEnum):
     EVALUATION = 5
     CHECKPOINT = 6
     DEADLINE = 7
-    STOP = 8
+    MEMBERS = 8
+    STOP = 9
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,8 @@ class Event:
     kind : EventKind
         What happens.
     subject : int | str
-        What it happens to: a worker, a message, or the index of a check period.
+        What it happens to: a worker, an assignment, the index of a check period, or, where a reply
+        has arrived in real time, its message.
     """
 
     time: int
@@ -65,6 +67,14 @@ class Clock(ABC):
     @abstractmethod
     def now(self) -> int:
         """Return the microseconds since the run began."""
+
+    @abstractmethod
+    def set(self, time: int) -> None:
+        """Go on from a time of an earlier run."""
+
+    def scheduled(self) -> list[Event]:
+        """Return the events to come, in order."""
+        return [entry[-1] for entry in sorted(self._queue, key=lambda entry: entry[:3])]
 
     @abstractmethod
     def next(self, poll: Callable[[], list[str]]) -> Event | None:
@@ -94,6 +104,10 @@ class VirtualClock(Clock):
     def now(self) -> int:
         """Return the time of the latest event."""
         return self._now
+
+    def set(self, time: int) -> None:
+        """Go on from a time of an earlier run."""
+        self._now = time
 
     def next(self, poll: Callable[[], list[str]]) -> Event | None:
         """Return the earliest scheduled event; the first scheduled of equal ones."""
@@ -126,6 +140,10 @@ class WallClock(Clock):
     def now(self) -> int:
         """Return the microseconds since this clock was made."""
         return (host_time.monotonic_ns() - self._origin) // 1000
+
+    def set(self, time: int) -> None:
+        """Go on from a time of an earlier run."""
+        self._origin = host_time.monotonic_ns() - time * 1000
 
     def next(self, poll: Callable[[], list[str]]) -> Event:
         """Return the next reply that arrives or the next alarm, whichever comes first."""

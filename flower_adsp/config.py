@@ -25,7 +25,9 @@ from flower_adsp.network import Network
 
 GROUPS = ("strategy", "devices", "task", "network", "plan")
 LAYERS = ("auto", "stock", "memory-true")
-RUN_CONFIG_KEYS = (*GROUPS, "tracking.progress", "seed", "output", "resume", "overrides")
+RUN_CONFIG_KEYS = (
+    *GROUPS, "tracking.progress", "seed", "output", "resume", "initial_model", "overrides",
+)  # fmt: skip
 
 _PLAIN_TYPES = (bool, int, float, str)
 _SUPPLIED = {"seed", "with_momentum"}  # parameters that the run supplies, not the group's file
@@ -44,6 +46,10 @@ class RunSettings:
     min_available_nodes: int = 2
     node_timeout: float = 60.0
     reply_timeout: float = 600.0
+    deadline_factor: float | None = 3.0
+    failures_before_rest: int = 3
+    norm_limit: float | None = None
+    save_every: int | None = 1
 
 
 @dataclass
@@ -107,6 +113,7 @@ class Config:
     seed: int
     output: str
     resume: str
+    initial_model: str
     strategy: Choice
     task: Choice
     devices: Devices
@@ -116,6 +123,7 @@ class Config:
     run: RunSettings
     train: TrainSettings
     tracking: TrackingSettings
+    given: dict[str, Any] = field(default_factory=dict)
 
     @property
     def is_virtual(self) -> bool:
@@ -206,6 +214,7 @@ def _load(items: tuple[tuple[str, Any], ...]) -> Config:
         seed=seed,
         output=_string(given, "output", ""),
         resume=_string(given, "resume", ""),
+        initial_model=_string(given, "initial_model", ""),
         strategy=_choice("strategy", names["strategy"], overrides),
         task=_choice("task", names["task"], overrides),
         devices=_devices(names["devices"]),
@@ -215,6 +224,7 @@ def _load(items: tuple[tuple[str, Any], ...]) -> Config:
         run=run,
         train=train,
         tracking=tracking,
+        given={key: value for key, value in given.items() if key not in ("output", "resume")},
     )
 
 
@@ -397,6 +407,13 @@ def _check_run(run: RunSettings) -> None:
     )
     for key in ("node_timeout", "reply_timeout"):
         require(getattr(run, key) > 0, f"run.{key}", getattr(run, key), "above 0")
+    least = run.failures_before_rest
+    require(least >= 1, "run.failures_before_rest", least, "at least 1")
+    every = run.save_every
+    require(every is None or every >= 1, "run.save_every", every, "null or at least 1")
+    for key in ("deadline_factor", "norm_limit"):
+        value = getattr(run, key)
+        require(value is None or value > 1, f"run.{key}", value, "null or above 1")
     for key in ("max_seconds", "evaluate_every"):
         value = getattr(run, key)
         require(value is None or value > 0, f"run.{key}", value, "null or above 0")

@@ -17,6 +17,10 @@ class NodeCountError(FlowerAdspError, RuntimeError):
     """Too few nodes are connected."""
 
 
+class EngineFailed(FlowerAdspError, RuntimeError):
+    """What runs the devices has failed several times in a row, not the devices themselves."""
+
+
 class DataError(FlowerAdspError, ValueError):
     """A data set or a partition of it cannot be used."""
 

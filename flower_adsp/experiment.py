@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import time
 from datetime import datetime
 from inspect import signature
@@ -27,6 +28,12 @@ from flower_adsp.tracking.progress import Progress
 from flower_adsp.tracking.summary import Summary, format_summary
 
 HISTORY, SUMMARY, MODEL, HOST = "history.jsonl", "summary.json", "model.safetensors", "host.json"
+CHECKPOINT, CONFIG = "checkpoint.safetensors", "config.json"
+# What a resumed run may have otherwise than the run that it goes on with.
+_FREE = {
+    "num_rounds", "max_seconds", "target_loss", "min_available_nodes", "node_timeout",
+    "reply_timeout", "save_every",
+}  # fmt: skip
 
 
 def run_experiment(grid: Grid, config: Config) -> dict[str, Any]:
@@ -47,13 +54,18 @@ def run_experiment(grid: Grid, config: Config) -> dict[str, Any]:
     began = time.time()
     torch.set_num_threads(1)
     task = build_task(config)
-    arrays = _initial_arrays(task, config.resume)
+    arrays = _initial_arrays(task, config.initial_model)
     folder = _output_folder(config)
+    saved = _saved_run(config, folder)
+    if saved is None:
+        for name in (HISTORY, CHECKPOINT, SUMMARY):
+            (folder / name).unlink(missing_ok=True)
+    _write_json(folder / CONFIG, {"run_config": config.given, "settings": config.describe()})
     summary = Summary()
     callbacks: list[Any] = [History(folder / HISTORY), summary]
     if config.tracking.progress == "lines":
         callbacks.append(Progress())
-    strategy = _build_strategy(config, task, callbacks)
+    strategy = _build_strategy(config, task, callbacks, folder / CHECKPOINT, saved)
     log(INFO, "The files of this run go to %s", folder)
 
     evaluate = _Evaluator(task, folder / MODEL)
@@ -78,6 +90,26 @@ def run_experiment(grid: Grid, config: Config) -> dict[str, Any]:
     for line in format_summary(numbers):
         log(INFO, "%s", line)
     return numbers
+
+
+def saved_settings(folder: Path) -> tuple[dict[str, Any], int]:
+    """Return the run config of the run in a folder, and the number of its workers.
+
+    Raises
+    ------
+    ConfigError
+        If the folder does not hold a run that can be resumed.
+    """
+    try:
+        saved = json.loads((folder / CONFIG).read_text(encoding="utf-8"))["run_config"]
+        with (folder / HISTORY).open(encoding="utf-8") as lines:
+            workers = json.loads(next(lines))["workers"]
+    except (OSError, ValueError, KeyError, TypeError, StopIteration) as error:
+        raise ConfigError(
+            f"resume = {str(folder)!r} is not the folder of a run that can be resumed: "
+            f"{type(error).__name__}: {error}"
+        ) from None
+    return dict(saved), len(workers)
 
 
 def check_config(config: Config) -> None:
@@ -111,7 +143,13 @@ class _Evaluator:
         return MetricRecord(dict(self.metrics(arrays, "validation")))
 
 
-def _build_strategy(config: Config, task: Task, callbacks: list[Any]) -> Strategy:
+def _build_strategy(
+    config: Config,
+    task: Task,
+    callbacks: list[Any],
+    checkpoint: Path | None = None,
+    resume: Path | None = None,
+) -> Strategy:
     # Late: what a user's own Flower strategy does not need is not imported.
     from flower_adsp.strategies.options import LoopOptions
 
@@ -131,6 +169,12 @@ def _build_strategy(config: Config, task: Task, callbacks: list[Any]) -> Strateg
         or LoopOptions().stock_profiles,
         planner=planner,
         callbacks=callbacks,
+        checkpoint=None if run.save_every is None else checkpoint,
+        save_every=run.save_every or 1,
+        resume=resume,
+        deadline_factor=run.deadline_factor,
+        failures_before_rest=run.failures_before_rest,
+        norm_limit=run.norm_limit,
     )
     strategy = config.strategy.build(loop=loop)
     is_ours = "loop" in signature(config.strategy.target).parameters
@@ -139,6 +183,13 @@ def _build_strategy(config: Config, task: Task, callbacks: list[Any]) -> Strateg
         "plan",
         config.plan.name,
         f"none with the strategy {config.strategy.name!r}, which trains whole models",
+    )
+    require(
+        resume is None or is_ours,
+        "resume",
+        config.resume,
+        f"empty with the strategy {config.strategy.name!r}, which keeps no checkpoints; "
+        "initial_model begins with the model of an earlier run",
     )
     if not isinstance(strategy, Strategy):
         raise ConfigError(
@@ -155,26 +206,72 @@ def _train_config(config: Config) -> ConfigRecord:
     return record
 
 
-def _initial_arrays(task: Task, resume: str) -> ArrayRecord:
+def _initial_arrays(task: Task, given: str) -> ArrayRecord:
     """Return the task's initial model, or the one that an earlier run left in its folder."""
     initial = ArrayRecord(task.build_model().state_dict())
-    if not resume:
+    if not given:
         return initial
-    path = Path(resume).expanduser() / MODEL
-    require(path.is_file(), "resume", resume, f"the folder of a run that has {MODEL}")
+    path = Path(given).expanduser() / MODEL
+    require(path.is_file(), "initial_model", given, f"the folder of a run that has {MODEL}")
     try:
         weights = load_file(path)
     except Exception as error:  # safetensors raises its own kinds
-        raise ConfigError(f"resume = {resume!r}: cannot read {path}: {error}") from None
+        raise ConfigError(f"initial_model = {given!r}: cannot read {path}: {error}") from None
     expected = {name: array.shape for name, array in decode(initial).items()}
     found = {name: array.shape for name, array in weights.items()}
-    require(found == expected, "resume", resume, "the folder of a run with the same model")
+    require(found == expected, "initial_model", given, "the folder of a run with the same model")
     return encode({name: weights[name] for name in expected})
 
 
+def _saved_run(config: Config, folder: Path) -> Path | None:
+    """Return the checkpoint to go on from, in the run's folder; None for a new run.
+
+    Where that is not the folder of the run to resume, its files are copied.
+    """
+    if not config.resume:
+        return None
+    source = Path(config.resume).expanduser().resolve()
+    require(
+        (source / CHECKPOINT).is_file() and (source / CONFIG).is_file(),
+        "resume",
+        config.resume,
+        f"the folder of a run that has {CHECKPOINT}; initial_model begins a new run with the "
+        "model of an earlier one",
+    )
+    try:
+        earlier = json.loads((source / CONFIG).read_text(encoding="utf-8"))["settings"]
+        was, now = _flat(earlier), _flat(config.describe())
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"resume = {config.resume!r}: cannot read {CONFIG}: {error}") from None
+    for key in sorted(was.keys() | now.keys()):
+        if key.partition(".")[2] not in _FREE:
+            require(
+                was.get(key) == now.get(key),
+                key,
+                now.get(key),
+                f"{was.get(key)!r}, as in the run to resume, {config.resume}",
+            )
+    if source != folder:
+        for name in (HISTORY, CHECKPOINT, MODEL):
+            if (source / name).is_file():
+                shutil.copyfile(source / name, folder / name)
+    return folder / CHECKPOINT
+
+
+def _flat(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return nested settings by ``section.key``."""
+    flat: dict[str, Any] = {}
+    for section, content in settings.items():
+        if isinstance(content, dict):
+            flat |= {f"{section}.{key}": value for key, value in content.items()}
+        else:
+            flat[section] = content
+    return flat
+
+
 def _output_folder(config: Config) -> Path:
-    if config.output:
-        folder = Path(config.output).expanduser()
+    if config.output or config.resume:
+        folder = Path(config.output or config.resume).expanduser()
     else:
         stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
         folder = Path("outputs") / f"{stamp}_{config.strategy.name.replace(':', '.')}"
@@ -210,4 +307,13 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
     temporary.replace(path)
 
 
-__all__ = ["HISTORY", "HOST", "MODEL", "SUMMARY", "check_config", "run_experiment"]
+__all__ = [
+    "CHECKPOINT",
+    "HISTORY",
+    "HOST",
+    "MODEL",
+    "SUMMARY",
+    "check_config",
+    "run_experiment",
+    "saved_settings",
+]

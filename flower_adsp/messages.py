@@ -20,6 +20,7 @@ from typing import Any
 import flwr
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.common.constant import ErrorCode
 
 from flower_adsp import __version__
 from flower_adsp.arrays import Weights, decode, encode, is_averaged, is_buffer_name, is_finite
@@ -40,10 +41,25 @@ TRAIN_LOSS = "train-loss"
 _ID, _VERSION, _FIRST_STEP = "assignment-id", "model-version", "first-step"
 _STEPS, _SECONDS, _LR = "steps", "seconds", "lr"
 _OVERLAP, _KEEPS, _CONTINUES = "overlap-steps", "keeps-model", "continues"
+_RETURNS, _STATE_OF = "returns-state", "state of "
 _BATCH_SIZE, _UNITS, _RATIOS, _CHANNELS = "batch-size", "units", "ratios", "channels"
 _TRAIN_SECONDS = "train-seconds"
 _SEPARATOR = ":"
 _NO_STEPS, _NO_SECONDS = 0, -1.0
+
+ENGINE_ERROR = "engine"
+_ERROR_KINDS = {
+    ErrorCode.UNKNOWN: ENGINE_ERROR,  # the simulation engine's, such as for a dead Ray actor
+    ErrorCode.LOAD_CLIENT_APP_EXCEPTION: "client-app-not-loaded",
+    ErrorCode.CLIENT_APP_RAISED_EXCEPTION: "client-app-raised",
+    ErrorCode.MESSAGE_UNAVAILABLE: "message-unavailable",
+    ErrorCode.REPLY_MESSAGE_UNAVAILABLE: "reply-unavailable",
+    ErrorCode.NODE_UNAVAILABLE: "node-unavailable",
+    ErrorCode.MOD_FAILED_PRECONDITION: "mod-failed",
+    ErrorCode.INVALID_FAB: "invalid-fab",
+    ErrorCode.CLIENT_APP_CRASHED: "client-app-crashed",
+}
+NO_ANSWER = ("timeout", "message-unavailable", "reply-unavailable", "node-unavailable")
 
 
 @dataclass(frozen=True)
@@ -76,6 +92,9 @@ class Assignment:
         Examples in a mini-batch, where not the task's.
     portions : dict[str, Portion] | None (default: None)
         What to train, by the name of the unit; None for the whole model.
+    returns_state : bool (default: False)
+        Whether what the device keeps for its next assignment is to come with the commit, so that
+        the server can save it.
     """
 
     id: int
@@ -89,6 +108,7 @@ class Assignment:
     continues: bool = False
     batch_size: int | None = None
     portions: Mapping[str, Portion] | None = None
+    returns_state: bool = False
 
     def __post_init__(self) -> None:
         """Check that exactly one kind of end is given."""
@@ -111,6 +131,7 @@ class Assignment:
                 _KEEPS: self.keeps_model,
                 _CONTINUES: self.continues,
                 _BATCH_SIZE: self.batch_size or 0,
+                _RETURNS: self.returns_state,
             }
         )
         if self.portions is not None:
@@ -160,6 +181,7 @@ class Assignment:
             continues=bool(_get(record, _CONTINUES)),
             batch_size=batch_size or None,
             portions=_portions(record, channels or {}),
+            returns_state=bool(_get(record, _RETURNS)),
         )
 
 
@@ -202,6 +224,8 @@ class Commit:
         Values of the buffers.
     slices : dict[str, Slice]
         Which channels of an update were trained, by its name, where not all; the rest is zero.
+    device_state : dict[str, ArrayRecord]
+        What the device keeps for its next assignment, by its key in the node's state.
     """
 
     assignment_id: int
@@ -213,6 +237,7 @@ class Commit:
     update: Weights = field(repr=False)
     buffers: Weights = field(default_factory=dict, repr=False)
     slices: Mapping[str, Slice] = field(default_factory=dict, repr=False)
+    device_state: Mapping[str, ArrayRecord] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True)
@@ -263,8 +288,28 @@ def encode_assignment(
     extra: Mapping[str, Any] | None = None,
     arrayrecord_key: str = ARRAYS,
     configrecord_key: str = CONFIG,
+    device_state: Mapping[str, ArrayRecord] | None = None,
+    ttl: float | None = None,
 ) -> Message:
-    """Return the message that gives a device its next assignment."""
+    """Return the message that gives a device its next assignment.
+
+    Parameters
+    ----------
+    node_id : int
+        Flower's id of the node.
+    arrays : ArrayRecord
+        The model.
+    assignment : Assignment
+        What to do.
+    extra : Mapping[str, Any] | None (default: None)
+        More settings for the device.
+    arrayrecord_key, configrecord_key : str
+        Keys of the two records.
+    device_state : Mapping[str, ArrayRecord] | None (default: None)
+        What the device kept at its last commit, for one that has lost it.
+    ttl : float | None (default: None)
+        Seconds for which the message is worth an answer; None for Flower's default.
+    """
     record = assignment.to_record()
     for key, value in (extra or {}).items():
         record.setdefault(key, value)
@@ -272,7 +317,9 @@ def encode_assignment(
     channels = assignment.channels_record()
     if channels is not None:
         content[_CHANNELS] = channels
-    return Message(content, dst_node_id=node_id, message_type=TRAIN_COMMIT)
+    for key, kept in (device_state or {}).items():
+        content[_STATE_OF + key] = kept
+    return Message(content, dst_node_id=node_id, message_type=TRAIN_COMMIT, ttl=ttl)
 
 
 def encode_stock_assignment(
@@ -282,15 +329,16 @@ def encode_stock_assignment(
     extra: Mapping[str, Any] | None = None,
     arrayrecord_key: str = ARRAYS,
     configrecord_key: str = CONFIG,
+    ttl: float | None = None,
 ) -> Message:
     """Return a plain ``train`` message, for a ClientApp that does not know assignments."""
     settings = dict(extra or {}) | {"lr": assignment.lr, "server-round": assignment.version + 1}
     content = RecordDict({arrayrecord_key: arrays, configrecord_key: ConfigRecord(settings)})
-    return Message(content, dst_node_id=node_id, message_type="train")
+    return Message(content, dst_node_id=node_id, message_type="train", ttl=ttl)
 
 
-def decode_assignment(message: Message) -> tuple[Assignment, ArrayRecord]:
-    """Read an assignment and the model that comes with it.
+def decode_assignment(message: Message) -> tuple[Assignment, ArrayRecord, dict[str, ArrayRecord]]:
+    """Read an assignment, the model that comes with it, and the state to go on from, if any.
 
     Raises
     ------
@@ -299,8 +347,9 @@ def decode_assignment(message: Message) -> tuple[Assignment, ArrayRecord]:
     """
     content = message.content
     channels = _arrays(content, _CHANNELS) if _CHANNELS in content else None
-    arrays = _only_arrays(content, besides=_CHANNELS)
-    return Assignment.from_record(_only_config(content), channels), arrays
+    arrays = _only_arrays(content, besides=(_CHANNELS, _STATE_OF))
+    assignment = Assignment.from_record(_only_config(content), channels)
+    return assignment, arrays, _device_state(content)
 
 
 def decode_train_request(message: Message) -> tuple[Mapping[str, Any], ArrayRecord]:
@@ -330,6 +379,8 @@ def encode_commit(message: Message, commit: Commit) -> Message:
     )
     if commit.buffers:
         content[BUFFERS] = encode(commit.buffers)
+    for key, kept in commit.device_state.items():
+        content[_STATE_OF + key] = kept
     return Message(content, reply_to=message)
 
 
@@ -356,6 +407,8 @@ def decode_commit(
     model: Weights,
     slices: Mapping[str, Slice] | None = None,
     buffers: Collection[str] = (),
+    most_steps: int | None = None,
+    most_examples: int | None = None,
 ) -> Commit:
     """Read and check a commit.
 
@@ -372,12 +425,14 @@ def decode_commit(
         is the whole model. The update returned has whole arrays, zero where nothing was trained.
     buffers : Collection[str] (default: ())
         Where `slices` are given, the buffers that must come.
+    most_steps, most_examples : int | None (default: None)
+        Numbers above which they are absurd.
 
     Raises
     ------
     RefusedMessage
         If the reply is an error, a record or key is missing, it answers another assignment, an
-        array has another name, shape or type than the model's, or a number is not finite.
+        array has another name, shape or type than the model's, or a number is not finite or absurd.
     """
     content = _content(message)
     metrics = _only_metrics(content)
@@ -390,6 +445,7 @@ def decode_commit(
         train_loss=_number(metrics, TRAIN_LOSS),
         update=_arrays(content, ARRAYS),
         buffers=_arrays(content, BUFFERS) if BUFFERS in content else {},
+        device_state=_device_state(content),
     )
     if (commit.assignment_id, commit.version) != (assignment.id, assignment.version):
         raise RefusedMessage(
@@ -401,7 +457,7 @@ def decode_commit(
         raise RefusedMessage(
             "steps", f"{_STEPS} = {commit.steps}, but {assignment.steps} were assigned"
         )
-    _check_counts(commit)
+    _check_counts(commit, most_steps, most_examples)
     if slices is None:
         _check_arrays(commit.update | commit.buffers, model)
     else:
@@ -542,12 +598,22 @@ def is_unknown_to_client(message: Message) -> bool:
 def _content(message: Message) -> RecordDict:
     if message.has_error():
         error = message.error
-        raise RefusedMessage("error-reply", f"code {error.code}: {error.reason}")
+        kind = _ERROR_KINDS.get(error.code, "error-reply")
+        raise RefusedMessage(kind, f"code {error.code}: {error.reason}")
     return message.content
 
 
-def _only_arrays(content: RecordDict, besides: str = "") -> ArrayRecord:
-    records = [record for key, record in content.array_records.items() if key != besides]
+def _device_state(content: RecordDict) -> dict[str, ArrayRecord]:
+    return {
+        key.removeprefix(_STATE_OF): record
+        for key, record in content.array_records.items()
+        if key.startswith(_STATE_OF)
+    }
+
+
+def _only_arrays(content: RecordDict, besides: tuple[str, ...] = ()) -> ArrayRecord:
+    """Return the only ArrayRecord besides those whose keys begin in these ways."""
+    records = [r for key, r in content.array_records.items() if not key.startswith(besides)]
     if len(records) != 1:
         raise RefusedMessage("missing-key", f"{len(records)} ArrayRecords; expected one")
     return records[0]
@@ -610,14 +676,17 @@ def _text(record: Mapping[str, Any], key: str) -> str:
     return value
 
 
-def _check_counts(commit: Commit) -> None:
-    for name, value, least in (
-        (NUM_EXAMPLES, commit.num_examples, 1),
-        (_STEPS, commit.steps, 1),
-        (_TRAIN_SECONDS, commit.train_seconds, 0),
+def _check_counts(
+    commit: Commit, most_steps: int | None = None, most_examples: int | None = None
+) -> None:
+    for name, value, least, most in (
+        (NUM_EXAMPLES, commit.num_examples, 1, most_examples),
+        (_STEPS, commit.steps, 1, most_steps),
+        (_TRAIN_SECONDS, commit.train_seconds, 0, None),
     ):
-        if value < least:
-            raise RefusedMessage("count", f"{name} = {value}; it must be at least {least}")
+        if value < least or (most is not None and value > most):
+            limits = f"at least {least}" + ("" if most is None else f" and at most {most}")
+            raise RefusedMessage("count", f"{name} = {value}; it must be {limits}")
 
 
 def _expanded(commit: Commit, model: Weights, slices: Mapping[str, Slice]) -> Commit:

@@ -59,6 +59,10 @@ class Adacomm(Bsp):
         Options of the event loop.
     """
 
+    stored: tuple[str, ...] = (
+        *Bsp.stored, "local_steps", "_first_loss", "_loss", "_changes", "_train_losses",
+    )  # fmt: skip
+
     def __init__(
         self, local_steps: int = 40, interval: float = 60.0, loop: LoopOptions | None = None
     ) -> None:

@@ -4,8 +4,9 @@ Hu, Wang and Wu, "Distributed Machine Learning through Heterogeneous Edge System
 https://arxiv.org/abs/1911.06949.
 """
 
+from collections.abc import Mapping
 from logging import WARNING
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 from flower_adsp.strategies.base import CommitStrategy
@@ -70,6 +71,15 @@ class Adsp(CommitStrategy):
     loop : LoopOptions | None (default: None)
         Options of the event loop.
     """
+
+    stored: tuple[str, ...] = (
+        "commit_target",
+        "due",
+        "rewards",
+        "velocity",
+        "reward_target",
+        "_samples",
+    )
 
     def __init__(
         self,
@@ -180,6 +190,17 @@ class Adsp(CommitStrategy):
             "at most half a check period, with an evaluate_fn, to search for the commit rate",
         )
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint holds, the search included."""
+        search = {} if self.search is None else {"search": self.search.state_dict()}
+        return super().state_dict() | search
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from where `state_dict` was taken."""
+        super().load_state_dict(state)
+        if self.search is not None:
+            self.search.load_state_dict(state["search"])
+
     def _set_due(self) -> None:
         for worker in self.state.workers.values():
             self.due[worker.id] = (
@@ -190,8 +211,9 @@ class Adsp(CommitStrategy):
         """Let c_i be at least the lowest count of those who were there."""
         others = [other.count for other in self.state.present if other is not worker]
         worker.counted_before += max(0, min(others, default=0) - worker.count)
-        if self.catch_up:
-            self.due[worker.id] = commits_due(self.commit_target, worker.count)
+        self.due[worker.id] = (
+            commits_due(self.commit_target, worker.count) if self.catch_up else self.rate
+        )
 
     def assign(self, worker: Worker) -> Work:
         """Train until the timer runs out."""

@@ -43,6 +43,8 @@ class AdspOverlap(Adsp):
         Options of the event loop.
     """
 
+    stored: tuple[str, ...] = (*Adsp.stored, "commit_rate")
+
     def __init__(
         self,
         check_period: float = 60.0,

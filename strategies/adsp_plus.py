@@ -35,6 +35,8 @@ class AdspPlus(Adsp):
         Options of the event loop.
     """
 
+    stored: tuple[str, ...] = (*Adsp.stored, "local_steps")
+
     def __init__(
         self,
         check_period: float = 60.0,
@@ -54,6 +56,14 @@ class AdspPlus(Adsp):
     def begin(self) -> None:
         """Set each worker's local steps."""
         super().begin()
+        self._set_local_steps()
+
+    def joined(self, worker: Worker) -> None:
+        """Set all workers' local steps anew, now that there is one more."""
+        super().joined(worker)
+        self._set_local_steps()
+
+    def _set_local_steps(self) -> None:
         fitting = {
             worker.id: max(
                 1.0, (self.check_period / self.rate - worker.overhead_seconds) * worker.speed

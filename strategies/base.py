@@ -1,9 +1,9 @@
 """The base class of the strategies that run on the event loop."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from logging import INFO
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from flower_adsp.strategies.options import LoopOptions
 from flower_adsp.strategies.state import FederationState, Work, Worker
@@ -34,9 +34,18 @@ class CommitStrategy(Strategy):
         Γ, seconds between checkpoints, by which `num_rounds` counts; None if it counts barriers.
     state : FederationState
         The model and the workers, from `start` on.
+    needs_start : bool
+        Whether `apply` wants the model that a commit started from.
+    stored : tuple[str, ...]
+        Names of the attributes that change during a run, which a checkpoint holds.
+    stored_kinds : tuple[type, ...]
+        Dataclasses in them, beside those of the event loop.
     """
 
     check_period: float | None = None
+    needs_start: bool = False
+    stored: tuple[str, ...] = ()
+    stored_kinds: tuple[type, ...] = ()
 
     def __init__(self, loop: LoopOptions | None = None) -> None:
         self.loop = loop or LoopOptions()
@@ -65,6 +74,19 @@ class CommitStrategy(Strategy):
 
     def returned(self, worker: Worker) -> None:
         """Take note that a worker is back that was away."""
+
+    def joined(self, worker: Worker) -> None:
+        """Take note that a worker takes part that was not there when the run began."""
+        self.returned(worker)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint holds of the strategy."""
+        return {name: getattr(self, name) for name in self.stored}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from where `state_dict` was taken; `begin` is not called."""
+        for name in self.stored:
+            setattr(self, name, state[name])
 
     def alarm(self, subject: int) -> bool:
         """Do what is due at an alarm put into `state.alarms`; return as `apply`."""

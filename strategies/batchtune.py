@@ -40,9 +40,18 @@ class BatchTune(Bsp):
         Options of the event loop.
     """
 
+    stored: tuple[str, ...] = (*Bsp.stored, "batch_sizes")
+
     def begin(self) -> None:
         """Set the batch sizes."""
         super().begin()
+        self._tune()
+
+    def joined(self, worker: Worker) -> None:
+        """Set the batch sizes anew, now that there is one more."""
+        self._tune()
+
+    def _tune(self) -> None:
         workers = list(self.state.workers.values())
         mean = round(sum(worker.batch_size for worker in workers) / len(workers))
         speeds = [1 / worker.profile.seconds_per_sample for worker in workers]

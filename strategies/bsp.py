@@ -19,7 +19,7 @@ class Bsp(CommitStrategy):
 
     Every worker takes `local_steps` steps from the same model; when all have committed, the model
     moves by the weighted mean of their updates, and all start again. A worker whose commit was
-    refused has arrived without a contribution.
+    refused has arrived without a contribution; one that has no assignment is not waited for.
 
     Parameters
     ----------
@@ -28,6 +28,8 @@ class Bsp(CommitStrategy):
     loop : LoopOptions | None (default: None)
         Options of the event loop.
     """
+
+    stored: tuple[str, ...] = ("_arrived", "_is_open")
 
     def __init__(self, local_steps: int = 1, loop: LoopOptions | None = None) -> None:
         super().__init__(loop)
@@ -59,7 +61,7 @@ class Bsp(CommitStrategy):
 
     def _arrive(self, worker: Worker, commit: Commit | None) -> bool:
         self._arrived[worker.id] = commit
-        self._is_open = len(self._arrived) == len(self.state.workers)
+        self._is_open = all(other.flight is None for other in self.state.workers.values())
         if not self._is_open:
             return False
         commits = [self._arrived[id_] for id_ in sorted(self._arrived)]

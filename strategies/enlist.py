@@ -132,6 +132,17 @@ def _ask(node_ids: list[int], inbox: Inbox, answers: _Answers, timeout: float) -
         log(WARNING, "node %d is left out: %s", node, answers.failed[node])
 
 
+def worker_of(node_id: int, capability: Capability) -> Worker:
+    """Return the worker that a node is by what it says of itself."""
+    return Worker(
+        capability.partition_id,
+        node_id,
+        capability.profile,
+        capability.num_examples,
+        capability.batch_size,
+    )
+
+
 def _workers(answers: _Answers, options: LoopOptions) -> list[Worker]:
     workers: dict[int, Worker] = {}
     for node, capability in sorted(
@@ -146,9 +157,7 @@ def _workers(answers: _Answers, options: LoopOptions) -> list[Worker]:
         if partition in workers:
             log(WARNING, "node %d is left out: partition-id = %d is taken", node, partition)
             continue
-        workers[partition] = Worker(
-            partition, node, capability.profile, capability.num_examples, capability.batch_size
-        )
+        workers[partition] = worker_of(node, capability)
     if answers.stock:
         log(
             WARNING,

@@ -7,10 +7,9 @@ https://arxiv.org/abs/1903.03934.
 import numpy as np
 from flower_adsp.strategies.base import CommitStrategy
 from flower_adsp.strategies.options import LoopOptions
-from flower_adsp.strategies.snapshots import Snapshots
 from flower_adsp.strategies.state import Work, Worker
 
-from flower_adsp.arrays import mix_buffers
+from flower_adsp.arrays import decode, mix_buffers
 from flower_adsp.errors import require, unknown
 from flower_adsp.messages import Commit
 from flower_adsp.sparse.portions import WHOLE
@@ -55,6 +54,8 @@ class FedAsync(CommitStrategy):
         Options of the event loop.
     """
 
+    needs_start = True
+
     def __init__(
         self,
         local_steps: int = 10,
@@ -79,22 +80,17 @@ class FedAsync(CommitStrategy):
         self.a = a
         self.b = b
         self.check_period: float = check_period
-        self._starts = Snapshots()
-
-    def begin(self) -> None:
-        """Forget the models of an earlier run."""
-        self._starts = Snapshots()
 
     def assign(self, worker: Worker) -> Work:
-        """Take the local steps, from a model that is kept until they are in."""
-        self._starts.hold(worker.id, self.state.version, self.state.model)
+        """Take the local steps."""
         return Work(steps=self.local_steps)
 
     def apply(self, worker: Worker, commit: Commit) -> bool:
         """Mix the worker's model in."""
         staleness = self.state.version - commit.version
         rate = self.mixing * staleness_weight(self.staleness_function, staleness, self.a, self.b)
-        start = self._starts.of(worker.id)
+        assert worker.trained_from is not None
+        start = decode(worker.trained_from)
         for name, update in commit.update.items():
             target = self.state.model[name]
             np.add(start[name], update, out=update)
@@ -106,17 +102,12 @@ class FedAsync(CommitStrategy):
                 trained = (slice(None),) * part.axis + (part.channels,)
                 target[trained] += target.dtype.type(rate) * update[trained]
         mix_buffers(self.state.model, commit.buffers, rate)
-        self._starts.release(worker.id)
         return True
-
-    def refuse(self, worker: Worker) -> bool:
-        """Let go of the model that the worker started from."""
-        self._starts.release(worker.id)
-        return False
 
     def status(self) -> dict[str, float | int | list[int]]:
         """Return how many versions are in flight."""
-        return {"versions_in_flight": len(self._starts)}
+        flights = [worker.flight for worker in self.state.workers.values()]
+        return {"versions_in_flight": len({f.assignment.version for f in flights if f})}
 
     def describe(self) -> dict[str, object]:
         """Return the settings by name."""

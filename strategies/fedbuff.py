@@ -41,6 +41,8 @@ class FedBuff(CommitStrategy):
         Options of the event loop.
     """
 
+    stored: tuple[str, ...] = ("_buffer",)
+
     def __init__(
         self,
         local_steps: int = 10,

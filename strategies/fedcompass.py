@@ -33,8 +33,6 @@ class ArrivalGroup:
         Workers still to arrive.
     arrived : list[tuple[int, float, Commit]]
         Worker, weight and commit of those that have.
-    is_over : bool
-        Whether it has been aggregated.
     """
 
     id: int
@@ -43,7 +41,6 @@ class ArrivalGroup:
     fastest: float
     open: set[int] = field(default_factory=set)
     arrived: list[tuple[int, float, Commit]] = field(default_factory=list)
-    is_over: bool = False
 
 
 class FedCompass(CommitStrategy):
@@ -74,6 +71,9 @@ class FedCompass(CommitStrategy):
         Options of the event loop.
     """
 
+    stored: tuple[str, ...] = ("groups", "_of", "_late", "_blocked", "_opened")
+    stored_kinds: tuple[type, ...] = (ArrivalGroup,)
+
     def __init__(
         self,
         min_local_steps: int = 5,
@@ -100,7 +100,7 @@ class FedCompass(CommitStrategy):
         self.staleness_exponent = staleness_exponent
         self.check_period: float = check_period
         self.groups: dict[int, ArrivalGroup] = {}
-        self._of: dict[int, ArrivalGroup | None] = {}
+        self._of: dict[int, int | None] = {}
         self._late: list[tuple[float, Commit]] = []
         self._blocked: set[int] = set()
         self._opened = 0
@@ -118,7 +118,7 @@ class FedCompass(CommitStrategy):
         group, steps = self._join(worker)
         group.open.add(worker.id)
         group.fastest = min(group.fastest, 1 / worker.speed)
-        self._of[worker.id] = group
+        self._of[worker.id] = group.id
         return Work(steps=steps)
 
     def _join(self, worker: Worker) -> tuple[ArrivalGroup, int]:
@@ -156,24 +156,26 @@ class FedCompass(CommitStrategy):
         staleness = self.state.version - commit.version
         share = self.state.share(worker, commit.num_examples)
         weight = share * (1.0 + staleness) ** -self.staleness_exponent
-        group = self._of[worker.id]
-        if group is None:
+        number = self._of[worker.id]
+        if number is None:
             return self._add([(weight, commit)])
-        group.open.discard(worker.id)
-        if group.is_over:
+        group = self.groups.get(number)
+        if group is None:  # it has been aggregated
             self._late.append((weight, commit))
             return False
+        group.open.discard(worker.id)
         group.arrived.append((worker.id, weight, commit))
         self._blocked.add(worker.id)
         return False if group.open else self._close(group)
 
     def refuse(self, worker: Worker) -> bool:
         """Go on without the worker's update."""
-        group = self._of[worker.id]
+        number = self._of[worker.id]
+        group = None if number is None else self.groups.get(number)
         if group is None:
             return False
         group.open.discard(worker.id)
-        return False if group.is_over or group.open else self._close(group)
+        return False if group.open else self._close(group)
 
     def alarm(self, subject: int) -> bool:
         """Aggregate a group at its latest time."""
@@ -181,7 +183,6 @@ class FedCompass(CommitStrategy):
         return group is not None and self._close(group)
 
     def _close(self, group: ArrivalGroup) -> bool:
-        group.is_over = True
         del self.groups[group.id]
         self._blocked -= {worker for worker, _, _ in group.arrived}
         return self._add([(weight, commit) for _, weight, commit in group.arrived])

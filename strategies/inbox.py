@@ -15,12 +15,18 @@ class Inbox:
     ----------
     grid : Grid
         Flower's way to the nodes.
+
+    Attributes
+    ----------
+    strays : list[int]
+        Node ids of replies to messages that had been answered already, until somebody counts them.
     """
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
         self._open: set[str] = set()
         self._replies: dict[str, Message] = {}
+        self.strays: list[int] = []
 
     def push(self, message: Message) -> str | None:
         """Send a message; return its id, or None where Flower would not take it."""
@@ -67,4 +73,6 @@ class Inbox:
                 self._replies[message_id] = reply
                 self._open.discard(message_id)
                 arrived.append(message_id)
+            else:
+                self.strays.append(reply.metadata.src_node_id)
         return arrived

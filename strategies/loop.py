@@ -2,13 +2,17 @@
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from itertools import count
 from logging import INFO, WARNING
 from math import ceil
+from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from flower_adsp.strategies.enlist import enlist
+import numpy as np
+from flower_adsp.strategies.enlist import enlist, worker_of
 from flower_adsp.strategies.inbox import Inbox
+from flower_adsp.strategies.membership import Membership
+from flower_adsp.strategies.recovery import capture, restore, stored_kinds
 from flower_adsp.strategies.state import FederationState, Flight, Work, Worker
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common.logger import log
@@ -16,10 +20,13 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
 from flower_adsp.arrays import decode
+from flower_adsp.checkpoint import load, save
 from flower_adsp.clock import MICROSECONDS, Clock, Event, EventKind, VirtualClock, WallClock
 from flower_adsp.devices import ALWAYS, Presence, heterogeneity
-from flower_adsp.errors import ConfigError, RefusedMessage
+from flower_adsp.errors import ConfigError, EngineFailed, NodeCountError, RefusedMessage
 from flower_adsp.messages import (
+    ENGINE_ERROR,
+    NO_ANSWER,
     Assignment,
     Commit,
     decode_commit,
@@ -35,7 +42,12 @@ if TYPE_CHECKING:
     from flower_adsp.strategies.base import CommitStrategy
 
 DEFAULT_LEARNING_RATE = 0.01
-_LONGEST_REST = 60.0
+_LONGEST_REST = 16  # times what an assignment should take
+_LEAST_DEADLINE = 30.0  # seconds of real time
+_MOST_ENGINE_ERRORS = 3  # in a row
+_ABSURD_STEPS, _ABSURD_EXAMPLES = 100, 10  # times what is expected
+_NORMS = 32  # of the latest updates, with which a new one is compared
+_FEWEST_NORMS = 5
 
 
 class TrailingMean:
@@ -59,6 +71,14 @@ class TrailingMean:
         if seconds < self._window:
             return None
         return sum(sample for _, sample in self._samples) / len(self._samples)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the samples."""
+        return {"samples": list(self._samples)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from where `state_dict` was taken."""
+        self._samples = deque(state["samples"])
 
 
 class EventLoop:
@@ -99,22 +119,31 @@ class EventLoop:
         self.result = Result()
         self.clock: Clock = VirtualClock() if self.options.clock == "virtual" else WallClock()
         self.state: FederationState
-        self._assignment_ids = count()
-        self._by_message: dict[str, Worker] = {}
-        self._waiting: list[Worker] = []
+        self._num_assignments = 0
+        self.open: dict[int, Worker] = {}
+        self.waiting: list[Worker] = []
         self._num_rounds = 0
         self._commits_at_statistics = 0
         self._is_over = False
         self._evaluated: tuple[int, int] | None = None
         self._metrics: MetricRecord | None = None
-        self._smoothed = TrailingMean(self.options.smoothing_seconds)
+        self.smoothed = TrailingMean(self.options.smoothing_seconds)
+        self._norms: deque[float] = deque(maxlen=_NORMS)
+        self._engine_errors = 0
+        self._saved_index = 0
+        self._members: Membership | None = None
 
     # ------------------------------------------------------------------------------------ the run
 
     def run(self, initial_arrays: ArrayRecord, num_rounds: int) -> Result:
         """Run until `num_rounds`, or until another of the ends that the options name."""
+        self._num_rounds = num_rounds
         try:
-            self._begin(initial_arrays, num_rounds)
+            if self.options.resume is None:
+                self._begin(initial_arrays)
+                self._save()
+            else:
+                self._resume(self.options.resume)
             while not self._is_over:
                 event = self.clock.next(self.inbox.poll)
                 if event is None:
@@ -122,27 +151,24 @@ class EventLoop:
                 self.state.now = event.time
                 self._handle(event)
                 self._set_alarms()
+                self._save_if_due()
             self._end()
         finally:
             for callback in self.options.callbacks:
                 callback.on_close()
         return self.result
 
-    def _begin(self, initial_arrays: ArrayRecord, num_rounds: int) -> None:
+    def _begin(self, initial_arrays: ArrayRecord) -> None:
         workers = enlist(self.grid, self.inbox, self.options, self.timeout)
         self.state = FederationState(decode(initial_arrays), workers, self.options.weighting)
-        self._num_rounds = num_rounds
         if not self.clock.is_virtual:
             self.clock = WallClock()  # time counts from here, not from the wait for nodes
-        network = self.options.network
         planner = self.options.planner
         if planner is not None:
             self._make_plan(planner)
             self._measure_statistics()
         for worker in workers:
-            worker.overhead = network.upload(
-                worker.profile, self.state.upload_bytes(worker)
-            ) + network.download(worker.profile, self.state.num_bytes)
+            self._estimate_overhead(worker)
             if self.clock.is_virtual:
                 worker.presence = _presence(worker, self.options.seed)
         self.state.is_evaluated = self.evaluate_fn is not None
@@ -170,9 +196,158 @@ class EventLoop:
             self.clock.schedule(event)
         for worker in workers:
             self._schedule_presence(worker)
-        self._waiting = list(workers)
+        self._follow_members()
+        self.waiting = list(workers)
         self._release_waiting()
         self._set_alarms()
+
+    def _estimate_overhead(self, worker: Worker) -> None:
+        """Set O_i to what it should be; it is measured with the first commit."""
+        network, up = self.options.network, self.state.upload_bytes(worker)
+        worker.overhead = network.upload(worker.profile, up) + network.download(
+            worker.profile, self.state.num_bytes
+        )
+
+    # ------------------------------------------------------------------------------- checkpoints
+
+    def _save_if_due(self) -> None:
+        """Save the run at the end of a check period or barrier, and before it stops."""
+        index, fails = self.state.index, self._engine_errors >= _MOST_ENGINE_ERRORS
+        is_due = index != self._saved_index and index % self.options.save_every == 0
+        if is_due or self._is_over or fails:
+            self._saved_index = index
+            self._save()
+        if fails:
+            raise EngineFailed(
+                f"the last {self._engine_errors} answers were errors of the engine that runs the "
+                "devices, such as a Ray actor that died (for want of memory?); see the log above"
+            )
+
+    def _save(self) -> None:
+        if self.options.checkpoint is not None:
+            save(self.options.checkpoint, capture(self), stored_kinds(self.strategy))
+
+    def _resume(self, path: Path) -> None:
+        """Go on from a checkpoint; what was under way is sent again."""
+        saved = load(path, stored_kinds(self.strategy))
+        workers = enlist(self.grid, self.inbox, self.options, self.timeout)
+        self.state = FederationState(saved["federation"]["model"], [], self.options.weighting)
+        self.state.is_evaluated = self.evaluate_fn is not None
+        self.strategy.state = self.state
+        restore(self, saved)
+        self._saved_index = self.state.index
+        nodes = {worker.id: worker.node_id for worker in workers}
+        missing = sorted(self.state.workers.keys() - nodes.keys())
+        if missing and self.clock.is_virtual:
+            raise NodeCountError(
+                f"the run to resume has {len(self.state.workers)} workers, but no node has "
+                f"partition-id {', '.join(map(str, missing))}; resume it with as many nodes"
+            )
+        for worker in self.state.workers.values():
+            worker.node_id = nodes.get(worker.id, worker.node_id)
+        if self.options.max_seconds is not None:
+            at = max(_microseconds(self.options.max_seconds), self.state.now)
+            self.clock.schedule(Event(at, EventKind.STOP, 1))
+        if not self.clock.is_virtual:
+            for worker in workers:
+                if worker.id not in self.state.workers:
+                    self._join(worker)
+        log(INFO, "Going on at t = %.1f s, index %d", self.state.seconds, self.state.index)
+        for number, worker in sorted(self.open.items()):
+            flight = worker.flight
+            assert flight is not None
+            if flight.missed is None:
+                self._send(worker, flight, worker.device_state)
+            if not self.clock.is_virtual:
+                at = self.state.now + self._patience(flight)
+                self.clock.schedule(Event(at, EventKind.DEADLINE, number))
+        self._follow_members()
+        self._is_over = self.state.index >= self._num_rounds
+        if not self._is_over:
+            self._release_waiting()
+            self._set_alarms()
+
+    # --------------------------------------------------------------------------------- membership
+
+    def _follow_members(self) -> None:
+        """Look for nodes that come and go, in real time."""
+        if self.clock.is_virtual:
+            return
+        known = {worker.node_id for worker in self.state.workers.values()}
+        self._members = Membership(self.grid, self.inbox, known)
+        self._look_again()
+
+    def _look_again(self) -> None:
+        at = self.state.now + _microseconds(self.options.look_every)
+        self.clock.schedule(Event(at, EventKind.MEMBERS))
+
+    def _look_for_members(self, members: Membership) -> None:
+        members.look()
+        for worker in list(self.state.workers.values()):
+            is_online = worker.node_id in members.online
+            # One that leaves while it has an assignment may still answer, until its deadline.
+            if not worker.is_away and not is_online and worker.flight is None:
+                self._leave(worker)
+            elif worker.is_away and is_online:
+                self._come_back(worker)
+        self._look_again()
+
+    def _take_in_member(self, members: Membership, message_id: str) -> None:
+        """Make a worker of a node that has answered the query, or know it for one that left."""
+        found = members.answer(message_id)
+        if found is None:
+            return
+        node_id, capability = found
+        worker = self.state.workers.get(capability.partition_id)
+        if worker is None:
+            self._join(worker_of(node_id, capability))
+            return
+        if worker.node_id in members.online:
+            log(WARNING, "node %d is left out: partition-id = %d is taken", node_id, worker.id)
+            return
+        worker.node_id = node_id
+        if worker.flight is not None:
+            del self.open[worker.flight.assignment.id]
+            self._settle(worker, RefusedMessage("node-gone", "its node has gone, and come anew"))
+        if worker.is_away:
+            self._come_back(worker)
+
+    def _join(self, worker: Worker) -> None:
+        self.state.add(worker)
+        self._estimate_overhead(worker)
+        worker.idle_since = self.state.now
+        worker.joined = self.state.now
+        self.strategy.joined(worker)
+        self._tell("joined", worker=worker.id, device=worker.profile.name)
+        self._members_changed()
+        self.waiting.append(worker)
+        self._release_waiting()
+
+    def _leave(self, worker: Worker) -> None:
+        worker.is_away = True
+        if worker in self.waiting:
+            self.waiting.remove(worker)
+        self._tell("away", worker=worker.id)
+        self._members_changed()
+        self._release_waiting()
+
+    def _come_back(self, worker: Worker) -> None:
+        worker.is_away = False
+        worker.failures_in_a_row = 0
+        self.strategy.returned(worker)
+        self._tell("back", worker=worker.id)
+        self._members_changed()
+        if worker.flight is None and not worker.is_resting and worker not in self.waiting:
+            self.waiting.append(worker)
+        self._release_waiting()
+
+    def _members_changed(self) -> None:
+        self.state.workers_changed()
+        if self.options.planner is not None and any(
+            worker.is_present for worker in self.state.workers.values()
+        ):
+            self._make_plan(self.options.planner)
+            self._tell_plan()
 
     def _make_plan(self, planner: LayerPlanner) -> None:
         stock = [worker.id for worker in self.state.workers.values() if worker.is_stock]
@@ -228,9 +403,12 @@ class EventLoop:
     def _handle(self, event: Event) -> None:
         match event.kind:
             case EventKind.START:
-                self._settle_stock_flight(self.state.workers[int(event.subject)])
-            case EventKind.ARRIVAL:
-                self._arrive(str(event.subject))
+                self._settle_stock_flight(self.open[int(event.subject)])
+            case EventKind.ARRIVAL if isinstance(event.subject, str):
+                self._answered(event.subject)
+            case EventKind.ARRIVAL | EventKind.DEADLINE:
+                if event.subject in self.open:
+                    self._arrive(int(event.subject))
             case EventKind.ALARM:
                 if self.strategy.alarm(int(event.subject)):
                     self.state.model_changed()
@@ -238,8 +416,10 @@ class EventLoop:
             case EventKind.PRESENCE:
                 self._change_presence(self.state.workers[int(event.subject)])
             case EventKind.RELEASE:
-                self._waiting.append(self.state.workers[int(event.subject)])
-                self._release_waiting()
+                self._end_rest(self.state.workers[int(event.subject)])
+            case EventKind.MEMBERS:
+                assert self._members is not None
+                self._look_for_members(self._members)
             case EventKind.EVALUATION:
                 self._evaluate()
                 self._again(event, self.options.evaluate_every)
@@ -248,9 +428,6 @@ class EventLoop:
                 self.strategy.checkpoint()
                 self._round_done()
                 self._again(event, self.strategy.check_period)
-            case EventKind.DEADLINE:
-                if event.subject in self._by_message:
-                    self._arrive(str(event.subject))
             case EventKind.STOP:
                 self._is_over = True
 
@@ -260,9 +437,7 @@ class EventLoop:
         if not worker.is_away:
             self.strategy.returned(worker)
         self._tell("away" if worker.is_away else "back", worker=worker.id)
-        if self.options.planner is not None:
-            self._make_plan(self.options.planner)
-            self._tell_plan()
+        self._members_changed()
         self._schedule_presence(worker)
         self._release_waiting()
 
@@ -307,8 +482,8 @@ class EventLoop:
 
     def _release_waiting(self) -> None:
         """Give their next assignment to those who may start, in the order in which they came."""
-        for worker in [w for w in self._waiting if self.strategy.may_start(w)]:
-            self._waiting.remove(worker)
+        for worker in [w for w in self.waiting if self.strategy.may_start(w)]:
+            self.waiting.remove(worker)
             self._release(worker)
 
     def _release(self, worker: Worker) -> None:
@@ -317,39 +492,66 @@ class EventLoop:
             worker.blocked += now - worker.idle_since
             worker.idle_since = None
         flight = self._plan(worker, self.strategy.assign(worker))
-        arrays = self.state.encoded()
-        encode = encode_stock_assignment if worker.is_stock else encode_assignment
-        message = encode(
+        number = flight.assignment.id
+        flight.sent = self.state.encoded()
+        worker.flight = flight
+        self.open[number] = worker
+        if not flight.assignment.continues:
+            worker.bytes_down += self.state.download_bytes(worker)
+            worker.version = self.state.version
+        self._send(worker, flight)
+        if not self._keeps_sent and not worker.is_stock:
+            flight.sent = None
+        if not self.clock.is_virtual:
+            # A message that Flower would not take is counted as refused at once.
+            at = now if flight.message_id is None else now + self._patience(flight)
+            self.clock.schedule(Event(at, EventKind.DEADLINE, number))
+        elif flight.arrival is None:
+            self.clock.schedule(Event(flight.start, EventKind.START, number))
+        else:
+            self.clock.schedule(Event(flight.arrival, EventKind.ARRIVAL, number))
+
+    @property
+    def _keeps_sent(self) -> bool:
+        return self.options.checkpoint is not None or self.strategy.needs_start
+
+    def _send(
+        self,
+        worker: Worker,
+        flight: Flight,
+        device_state: Mapping[str, ArrayRecord] | None = None,
+    ) -> None:
+        """Send a worker the assignment of a flight."""
+        assert flight.sent is not None
+        arguments = (
             worker.node_id,
-            arrays,
+            flight.sent,
             flight.assignment,
             self.extra,
             self.options.arrayrecord_key,
             self.options.configrecord_key,
         )
-        if worker.is_stock:
-            flight.sent = arrays
-        worker.flight = flight
-        if not flight.assignment.continues:
-            worker.bytes_down += self.state.download_bytes(worker)
-            worker.version = self.state.version
+        ttl = None if self.clock.is_virtual else self._patience(flight) / MICROSECONDS
+        message = (
+            encode_stock_assignment(*arguments, ttl=ttl)
+            if worker.is_stock
+            else encode_assignment(*arguments, device_state=device_state, ttl=ttl)
+        )
         flight.message_id = self.inbox.push(message)
-        # A message that Flower would not take is counted as refused when its answer is due.
-        subject = flight.message_id or f"unsent-{flight.assignment.id}"
-        self._by_message[subject] = worker
-        if not self.clock.is_virtual:
-            deadline = 0.0 if flight.message_id is None else self.timeout
-            at = now + _microseconds(deadline)
-            self.clock.schedule(Event(at, EventKind.DEADLINE, subject))
-        elif flight.arrival is None:
-            self.clock.schedule(Event(flight.start, EventKind.START, worker.id))
-        else:
-            self.clock.schedule(Event(flight.arrival, EventKind.ARRIVAL, subject))
+
+    def _patience(self, flight: Flight) -> int:
+        """Return the microseconds of real time to wait for the answer to an assignment."""
+        factor, least = self.options.deadline_factor, _microseconds(_LEAST_DEADLINE)
+        assert flight.arrival is not None
+        expected = flight.arrival - flight.released
+        patience = _microseconds(self.timeout)
+        return patience if factor is None else min(max(round(factor * expected), least), patience)
 
     def _plan(self, worker: Worker, work: Work) -> Flight:
         """Make the assignment and, in virtual time, say when what of it happens."""
         now = self.state.now
-        number = next(self._assignment_ids)
+        number = self._num_assignments
+        self._num_assignments += 1
         steps, seconds = work.steps, work.seconds
         start, step = now, 0
         end = arrival = None
@@ -386,6 +588,9 @@ class EventLoop:
                 end = present.advance(begin, (steps - overlap) * step)
                 away = present.away_between(begin, end)
                 arrival = present.advance(end, self._upload(worker))
+        else:
+            training = (steps or 0) / worker.speed if seconds is None else seconds
+            arrival = now + _microseconds(training) + worker.overhead
         assignment = Assignment(
             number,
             worker.version if continues else self.state.version,
@@ -398,6 +603,7 @@ class EventLoop:
             continues,
             work.batch_size,
             None if worker.plan is None else worker.plan.portions,
+            self.options.checkpoint is not None and self.clock.is_virtual,
         )
         return Flight(
             assignment, None, now, start, end, arrival, step, overlapped, away, worker.plan
@@ -418,7 +624,6 @@ class EventLoop:
         """Learn from a stock ClientApp's reply how long it trained, and when it arrives."""
         flight = worker.flight
         assert flight is not None
-        subject = flight.message_id or f"unsent-{flight.assignment.id}"
         steps = 1
         if flight.message_id is not None:
             reply = self.inbox.peek(flight.message_id, self.timeout)
@@ -431,41 +636,110 @@ class EventLoop:
         flight.end = present.advance(flight.start, steps * flight.step)
         flight.away = present.away_between(flight.start, flight.end)
         flight.arrival = present.advance(flight.end, self._upload(worker))
-        self.clock.schedule(Event(flight.arrival, EventKind.ARRIVAL, subject))
+        self.clock.schedule(Event(flight.arrival, EventKind.ARRIVAL, flight.assignment.id))
 
-    def _arrive(self, subject: str) -> None:
-        worker = self._by_message.pop(subject)
+    def _answered(self, message_id: str) -> None:
+        """Take in what has arrived in real time."""
+        for number, worker in self.open.items():
+            if worker.flight is not None and worker.flight.message_id == message_id:
+                self._arrive(number)
+                return
+        if self._members is not None:
+            self._take_in_member(self._members, message_id)
+
+    def _arrive(self, number: int) -> None:
+        worker = self.open[number]
         flight = worker.flight
         assert flight is not None
+        found: Commit | RefusedMessage
+        try:
+            found = self._receive(worker, flight)
+        except RefusedMessage as error:
+            found = error
+            if self._waits_on(flight, error):
+                return
+        del self.open[number]
+        self._settle(worker, found)
+
+    def _waits_on(self, flight: Flight, error: RefusedMessage) -> bool:
+        """Have an answer that will not come in virtual time be missed only at the deadline."""
+        factor = self.options.deadline_factor
+        if not self.clock.is_virtual or factor is None or error.kind not in NO_ANSWER:
+            return False
+        if self.state.now >= flight.limit(factor):
+            return False
+        flight.missed = (error.kind, error.detail)
+        event = Event(flight.limit(factor), EventKind.DEADLINE, flight.assignment.id)
+        self.clock.schedule(event)
+        return True
+
+    def _settle(self, worker: Worker, found: Commit | RefusedMessage) -> None:
+        """Apply or refuse what a flight has come to, and see to what the worker does next."""
+        flight = worker.flight
+        assert flight is not None
+        is_engine = isinstance(found, RefusedMessage) and found.kind == ENGINE_ERROR
+        self._engine_errors = self._engine_errors + 1 if is_engine else 0
+        self._count_strays()
         index = self.state.index
-        if self._take_in(worker, flight):
+        if self._take_in(worker, flight, found):
             since = self.state.commits - self._commits_at_statistics
             if self.options.planner is not None and since >= self.state.num_workers:
                 self._measure_statistics()
             self.state.model_changed()
         if self.state.index > index:  # a barrier was passed
             self._round_done()
-        if self._is_over:
-            return
-        if worker.failures_in_a_row and not self.clock.is_virtual:
-            rest = min(2.0 ** (worker.failures_in_a_row - 1), _LONGEST_REST)
-            at = self.state.now + _microseconds(rest)
-            self.clock.schedule(Event(at, EventKind.RELEASE, worker.id))
+        if self._members is not None and worker.node_id not in self._members.online:
+            self._leave(worker)
+        elif worker.failures_in_a_row >= self.options.failures_before_rest:
+            self._rest(worker, flight)
         else:
-            self._waiting.append(worker)
+            self.waiting.append(worker)
+        if not self._is_over:
+            self._release_waiting()
+
+    def _count_strays(self) -> None:
+        """Count replies to what had been answered already, as refused."""
+        for node_id in self.inbox.strays:
+            for worker in self.state.workers.values():
+                if worker.node_id == node_id:
+                    worker.refused["duplicate"] += 1
+                    self._tell(
+                        "refused", worker=worker.id, kind="duplicate", detail="answered before"
+                    )
+        self.inbox.strays.clear()
+
+    def _rest(self, worker: Worker, flight: Flight) -> None:
+        """Give a worker nothing to do, for twice as long after each failure."""
+        assert flight.arrival is not None
+        more = worker.failures_in_a_row - self.options.failures_before_rest
+        times = min(2**more, _LONGEST_REST)
+        length = times * max(flight.arrival - flight.released, MICROSECONDS)
+        self.clock.schedule(Event(self.state.now + length, EventKind.RELEASE, worker.id))
+        if not worker.is_resting:
+            worker.is_resting = True
+            self._tell("resting", worker=worker.id, failures=worker.failures_in_a_row)
+            self._members_changed()
+
+    def _end_rest(self, worker: Worker) -> None:
+        worker.is_resting = False
+        self.strategy.returned(worker)
+        self._tell("rested", worker=worker.id)
+        self._members_changed()
+        if not worker.is_away or self.clock.is_virtual:
+            self.waiting.append(worker)
         self._release_waiting()
 
-    def _take_in(self, worker: Worker, flight: Flight) -> bool:
+    def _take_in(self, worker: Worker, flight: Flight, found: Commit | RefusedMessage) -> bool:
         """Apply or refuse what arrived; return whether the model changed."""
-        try:
-            commit = self._receive(worker, flight)
-        except RefusedMessage as error:
+        if isinstance(found, RefusedMessage):
             self._account(worker, flight, None)
-            return self._refuse(worker, flight, error)
-        self._account(worker, flight, commit)
-        return self._apply(worker, flight, commit)
+            return self._refuse(worker, flight, found)
+        self._account(worker, flight, found)
+        return self._apply(worker, flight, found)
 
     def _receive(self, worker: Worker, flight: Flight) -> Commit:
+        if flight.missed is not None:
+            raise RefusedMessage(*flight.missed)
         if flight.message_id is None:
             raise RefusedMessage("not-sent", "Flower did not take the message")
         if self.clock.is_virtual:
@@ -473,19 +747,41 @@ class EventLoop:
         else:
             reply = self.inbox.take(flight.message_id)
         if reply is None:
-            raise RefusedMessage("timeout", f"no reply within {self.timeout:.0f} s")
-        return self._decode(worker, flight, reply)
+            raise RefusedMessage("timeout", "no reply within the time that it may take")
+        commit = self._decode(worker, flight, reply)
+        self._check_norm(commit)
+        return commit
 
     def _decode(self, worker: Worker, flight: Flight, reply: Message) -> Commit:
-        model = self.state.model
-        if flight.sent is None:
-            if flight.plan is None:
-                return decode_commit(reply, flight.assignment, model)
-            plan = flight.plan
-            return decode_commit(reply, flight.assignment, model, plan.slices, plan.buffers)
-        key = self.options.weighted_by_key
-        commit = decode_stock_reply(reply, flight.assignment, flight.sent, model, key)
-        return stock_steps(commit, worker.batch_size)
+        model, assignment, plan = self.state.model, flight.assignment, flight.plan
+        if worker.is_stock:
+            assert flight.sent is not None
+            key = self.options.weighted_by_key
+            commit = decode_stock_reply(reply, assignment, flight.sent, model, key)
+            return stock_steps(commit, worker.batch_size)
+        expected = (assignment.seconds or 0.0) * worker.speed
+        return decode_commit(
+            reply,
+            assignment,
+            model,
+            None if plan is None else plan.slices,
+            () if plan is None else plan.buffers,
+            most_steps=_ABSURD_STEPS * (1 + ceil(expected)) if assignment.steps is None else None,
+            most_examples=_ABSURD_EXAMPLES * worker.num_examples or None,
+        )
+
+    def _check_norm(self, commit: Commit) -> None:
+        """Refuse an update whose norm, by the step, is far above that of the latest ones."""
+        limit = self.options.norm_limit
+        if limit is None or len(self._norms) < _FEWEST_NORMS:
+            return
+        norm, usual = _norm(commit), median(self._norms)
+        if norm > limit * usual:
+            raise RefusedMessage(
+                "norm",
+                f"the update moves the model by {norm:.3g} a step, more than {limit:g} times the "
+                f"{usual:.3g} of the latest ones",
+            )
 
     def _account(self, worker: Worker, flight: Flight, commit: Commit | None) -> None:
         """Book the time of a finished assignment, and remember its communication as O_i."""
@@ -518,8 +814,13 @@ class EventLoop:
         )
         self.state.note_trained(worker, commit)
         worker.failures_in_a_row = 0
+        worker.device_state = dict(commit.device_state)
+        if self.options.norm_limit is not None:
+            self._norms.append(_norm(commit))
         staleness = self.state.version - commit.version
+        worker.trained_from = flight.sent if self.strategy.needs_start else None
         changed = self.strategy.apply(worker, commit)
+        worker.trained_from = None
         self._tell(
             "commit",
             worker=worker.id,
@@ -566,7 +867,7 @@ class EventLoop:
         record |= dict(metrics)
         loss = metrics.get("loss")
         if isinstance(loss, int | float):
-            smoothed = self._smoothed.add(self.state.seconds, float(loss))
+            smoothed = self.smoothed.add(self.state.seconds, float(loss))
             record["smoothed_loss"] = smoothed
             target = self.options.target_loss
             if target is not None and smoothed is not None and smoothed <= target:
@@ -596,6 +897,12 @@ def _times(flight: Flight, is_virtual: bool) -> dict[str, float]:
     if is_virtual and flight.end is not None:
         times["trained"] = flight.end
     return {key: value / MICROSECONDS for key, value in times.items()}
+
+
+def _norm(commit: Commit) -> float:
+    """Return the Euclidean norm of an update, divided by its steps."""
+    squares = sum(float(np.vdot(update, update)) for update in commit.update.values())
+    return float(squares**0.5) / commit.steps
 
 
 def _microseconds(seconds: float) -> int:

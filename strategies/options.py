@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from flower_adsp.devices import DeviceProfile
 from flower_adsp.errors import require, unknown
@@ -46,6 +47,24 @@ class LoopOptions:
         Plans which worker trains which layers; None lets all train all.
     callbacks : Sequence[Callback] (default: ())
         What follows the run.
+    checkpoint : Path | None (default: None)
+        The file to save the run to, so that it can be resumed; None does not save it.
+    save_every : int (default: 1)
+        Check periods, or barriers, after which to save it; it is saved at its end too.
+    resume : Path | None (default: None)
+        The checkpoint of the run to go on with, by the same strategy, options and devices. What
+        was under way is done again.
+    deadline_factor : float | None (default: 3.0)
+        An assignment is given up after so many times the time that it should take, in real time
+        after 30 s at the earliest; None waits for `timeout`.
+    failures_before_rest : int (default: 3)
+        Failures in a row after which a device gets nothing to do for as long as its assignment
+        should have taken, and twice as long after each further one, up to 16 times.
+    norm_limit : float | None (default: None)
+        Refuse an update whose Euclidean norm, divided by its steps, is above so many times the
+        median of the latest 32; None takes all.
+    look_every : float (default: 5.0)
+        Seconds of real time between two looks for nodes that come or go.
     arrayrecord_key : str (default: "arrays")
         Key of the ArrayRecord in messages to nodes.
     configrecord_key : str (default: "config")
@@ -67,6 +86,13 @@ class LoopOptions:
     stock_profiles: Sequence[DeviceProfile] = (DeviceProfile(),)
     planner: LayerPlanner | None = None
     callbacks: Sequence[Callback] = ()
+    checkpoint: Path | None = None
+    save_every: int = 1
+    resume: Path | None = None
+    deadline_factor: float | None = 3.0
+    failures_before_rest: int = 3
+    norm_limit: float | None = None
+    look_every: float = 5.0
     arrayrecord_key: str = "arrays"
     configrecord_key: str = "config"
     weighted_by_key: str = "num-examples"
@@ -80,6 +106,11 @@ class LoopOptions:
         for key in ("evaluate_every", "max_seconds"):
             value = getattr(self, key)
             require(value is None or value > 0, key, value, "None or above 0")
-        for key in ("smoothing_seconds", "min_available_nodes", "node_timeout"):
+        for key in ("smoothing_seconds", "min_available_nodes", "node_timeout", "look_every"):
             require(getattr(self, key) > 0, key, getattr(self, key), "above 0")
+        for key in ("save_every", "failures_before_rest"):
+            require(getattr(self, key) >= 1, key, getattr(self, key), "at least 1")
+        for key in ("deadline_factor", "norm_limit"):
+            value = getattr(self, key)
+            require(value is None or value > 1, key, value, "None or above 1")
         require(len(self.stock_profiles) > 0, "stock_profiles", (), "not empty")

@@ -23,7 +23,8 @@ class Ssp(CommitStrategy):
     leads the slowest worker by at most s steps, k − min_j k_j ≤ s; else it waits. With s = 0 this
     is bulk synchronous parallel. A refused commit counts as a step, so that a device that fails
     does not hold the others, and a worker that was away goes on at the step of the slowest of those
-    who were there. `num_rounds` counts the steps of the slowest worker.
+    who were there. `num_rounds` counts the steps of the slowest worker
+    that is there.
 
     Parameters
     ----------
@@ -38,6 +39,8 @@ class Ssp(CommitStrategy):
     loop : LoopOptions | None (default: None)
         Options of the event loop.
     """
+
+    stored: tuple[str, ...] = ("finished", "_pulls")
 
     def __init__(
         self,
@@ -82,7 +85,8 @@ class Ssp(CommitStrategy):
     def returned(self, worker: Worker) -> None:
         """Let it go on at the step of the slowest of those who were there."""
         others = [self.finished[w.id] for w in self.state.present if w is not worker]
-        self.finished[worker.id] = max(self.finished[worker.id], min(others, default=0))
+        mine = self.finished.get(worker.id, 0)
+        self.finished[worker.id] = max(mine, min(others, default=0))
 
     def apply(self, worker: Worker, commit: Commit) -> bool:
         """Do W ← W + η·δ at once."""
@@ -100,7 +104,8 @@ class Ssp(CommitStrategy):
 
     def _finish(self, worker: Worker) -> None:
         self.finished[worker.id] += 1
-        self.state.index = min(self.finished.values())
+        slowest = min(self.finished[other.id] for other in self.state.present)
+        self.state.index = max(self.state.index, slowest)
 
     def describe(self) -> dict[str, object]:
         """Return the settings by name."""

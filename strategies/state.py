@@ -1,8 +1,9 @@
 """What the event loop and the strategies know: the model, the workers and their assignments."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from flower_adsp.strategies.coverage import Coverage
@@ -13,6 +14,11 @@ from flower_adsp.clock import MICROSECONDS
 from flower_adsp.devices import ALWAYS, DeviceProfile, Presence
 from flower_adsp.messages import Assignment, Commit
 from flower_adsp.sparse.plan import LayerPlan, WorkerPlan
+
+_STORED = (
+    "model", "workers", "version", "index", "now", "alarms", "plan",
+    "_trained", "_statistics", "_statistics_version", "_changes",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -49,7 +55,7 @@ class Flight:
     end : int | None
         t1, when its training ends; None while unknown.
     arrival : int | None
-        t2, when its commit arrives; None while unknown.
+        t2, when its commit arrives; None while unknown. In real time it is what is expected.
     step : int
         Microseconds a step takes.
     overlapped : int
@@ -59,7 +65,9 @@ class Flight:
     plan : WorkerPlan | None
         What it trains; None for all.
     sent : ArrayRecord | None
-        The model that went with it, kept only where the reply will be the full model.
+        The model that went with it, kept where somebody will ask for it.
+    missed : tuple[str, str] | None
+        Kind and detail of why no answer will come, where that is known before its time is up.
     """
 
     assignment: Assignment
@@ -73,6 +81,12 @@ class Flight:
     away: int = 0
     plan: WorkerPlan | None = None
     sent: ArrayRecord | None = None
+    missed: tuple[str, str] | None = None
+
+    def limit(self, factor: float) -> int:
+        """Return the time after which it is given up: so many times as long as it should take."""
+        assert self.arrival is not None
+        return self.released + round(factor * (self.arrival - self.released))
 
 
 @dataclass
@@ -107,6 +121,14 @@ class Worker:
         When it is there.
     is_away : bool
         Whether it is not there at present.
+    is_resting : bool
+        Whether it gets nothing to do for a while, since it failed several times in a row.
+    trained_from : ArrayRecord | None
+        The model that its last commit started from, kept where the strategy needs it.
+    device_state : dict[str, ArrayRecord]
+        What the device keeps from one commit to the next, where checkpoints hold it.
+    joined : int
+        When it joined the run, in microseconds.
     counted_before : int
         Commits that count for ADSP's targets without having been made, since it was away.
     """
@@ -134,7 +156,16 @@ class Worker:
     plan: WorkerPlan | None = None
     presence: Presence = ALWAYS
     is_away: bool = False
+    is_resting: bool = False
+    joined: int = 0
     counted_before: int = 0
+    trained_from: ArrayRecord | None = None
+    device_state: dict[str, ArrayRecord] = field(default_factory=dict)
+
+    @property
+    def is_present(self) -> bool:
+        """Tell whether it takes part at present."""
+        return not (self.is_away or self.is_resting)
 
     @property
     def count(self) -> int:
@@ -219,7 +250,7 @@ class FederationState:
     def present(self) -> list[Worker]:
         """Return the workers that are there, or all while none is."""
         workers = list(self.workers.values())
-        return [worker for worker in workers if not worker.is_away] or workers
+        return [worker for worker in workers if worker.is_present] or workers
 
     @property
     def seconds(self) -> float:
@@ -248,9 +279,24 @@ class FederationState:
             self.workers[id_].plan = mine
         self._coverage = None
 
+    def add(self, worker: Worker) -> None:
+        """Take in a worker that has joined."""
+        self.workers[worker.id] = worker
+        self.workers = dict(sorted(self.workers.items()))
+        self._coverage = None
+
     def workers_changed(self) -> None:
         """Note that a worker left or came back."""
         self._coverage = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all of it but what follows from the rest."""
+        return {name: getattr(self, name) for name in _STORED}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from where `state_dict` was taken."""
+        for name in _STORED:
+            setattr(self, name, state[name])
 
     def per_trainer(self, commit: Commit) -> Weights:
         """Return a commit's update scaled so that each slice counts over those that train it.

@@ -29,7 +29,9 @@ def history(folder: Path) -> list[dict[str, Any]]:
 
 def test_a_run_writes_its_files(run_folder: Run) -> None:
     folder = run_folder("run", overrides=SHORT)
-    assert sorted(path.name for path in folder.iterdir()) == sorted([*FILES, "host.json"])
+    assert sorted(path.name for path in folder.iterdir()) == sorted(
+        [*FILES, "host.json", "config.json", "checkpoint.safetensors"]
+    )
     numbers, records = summary(folder), history(folder)
     assert [record["t"] for record in records] == sorted(record["t"] for record in records)
     assert numbers["commits"] == sum(record["event"] == "commit" for record in records)
@@ -96,20 +98,12 @@ def test_it_learns(run_folder: Run) -> None:
     assert summary(folder)["test"]["accuracy"] > 0.85
 
 
-def test_resume_begins_with_the_model_of_an_earlier_run(run_folder: Run) -> None:
+def test_a_run_can_begin_with_the_model_of_an_earlier_one(run_folder: Run) -> None:
     first = run_folder("first", overrides=SHORT)
     final = [record for record in history(first) if record["event"] == "evaluation"][-1]
-    second = run_folder("second", overrides=SHORT, resume=str(first))
+    second = run_folder("second", overrides=SHORT, initial_model=str(first))
     begun = next(record for record in history(second) if record["event"] == "evaluation")
     assert (begun["t"], begun["loss"]) == (0, final["loss"])
-
-
-def test_a_run_can_go_on_in_its_own_folder(run_folder: Run, tmp_path: Path) -> None:
-    folder = run_folder("run", overrides=SHORT)
-    before = load_file(folder / "model.safetensors")
-    run_folder("run", overrides=SHORT, resume=str(folder))
-    after = load_file(folder / "model.safetensors")
-    assert any(not np.array_equal(before[name], after[name]) for name in before)
 
 
 def test_a_run_that_breaks_off_leaves_its_model(tmp_path: Path) -> None:
@@ -131,7 +125,7 @@ def test_a_run_that_breaks_off_leaves_its_model(tmp_path: Path) -> None:
     assert any(record["event"] == "commit" for record in history(tmp_path))
 
 
-def spoil_resume(folder: Path, how: str) -> str:
+def spoil_model(folder: Path, how: str) -> str:
     folder.mkdir()
     path = folder / "model.safetensors"
     if how == "garbage":
@@ -149,12 +143,12 @@ def spoil_resume(folder: Path, how: str) -> str:
         ("other", "same model"),
     ],
 )
-def test_a_bad_resume_is_named(run_folder: Run, tmp_path: Path, how: str, said: str) -> None:
-    resume = spoil_resume(tmp_path / "earlier", how)
+def test_a_bad_initial_model_is_named(run_folder: Run, tmp_path: Path, how: str, said: str) -> None:
+    given = spoil_model(tmp_path / "earlier", how)
     with pytest.raises(ConfigError) as caught:
-        run_folder("run", resume=resume)
-    assert "resume" in str(caught.value)
-    assert resume in str(caught.value)
+        run_folder("run", initial_model=given)
+    assert "initial_model" in str(caught.value)
+    assert given in str(caught.value)
     assert said in str(caught.value)
 
 

@@ -76,7 +76,7 @@ def test_assignments_survive_the_journey(
     steps, seconds = (end, None) if isinstance(end, int) else (None, end)
     assignment = Assignment(number, version, first, lr, steps, seconds)
     message = encode_assignment(11, encode(MODEL), assignment, {"mine": 4})
-    back, arrays = decode_assignment(message)
+    back, arrays, _ = decode_assignment(message)
     assert back == assignment
     assert list(arrays) == list(MODEL)
     assert message.content["config"]["mine"] == 4
@@ -165,7 +165,7 @@ def test_what_is_wrong_with_a_commit_is_named(
 
 def test_an_error_reply_is_refused_with_its_reason() -> None:
     message = Message(Error(2, "out of memory"), reply_to=request())
-    with pytest.raises(RefusedMessage, match=r"error-reply: code 2: out of memory"):
+    with pytest.raises(RefusedMessage, match=r"client-app-raised: code 2: out of memory"):
         decode_commit(message, ASSIGNMENT, MODEL)
 
 

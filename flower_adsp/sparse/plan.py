@@ -208,6 +208,14 @@ class LayerPlanner:
         self._since: dict[tuple[int, str], int] = {}
         self._plans = 0
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return what rotation remembers."""
+        return {"since": self._since, "plans": self._plans}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from where `state_dict` was taken."""
+        self._since, self._plans = dict(state["since"]), int(state["plans"])
+
     @property
     def is_memory_true(self) -> bool:
         """Tell whether devices train with memory-true layers under these plans."""

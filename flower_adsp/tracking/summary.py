@@ -37,6 +37,15 @@ class Summary(Callback):
         elif record["event"] == "end":
             self.numbers = self._sum_up(record, state)
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return what has been collected."""
+        return {"latest": self._latest, "spread": self._spread, "reached": self._reached}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from where `state_dict` was taken."""
+        self._latest, self._spread = dict(state["latest"]), state["spread"]
+        self._reached = state["reached"]
+
     def _sum_up(self, record: Record, state: "FederationState") -> dict[str, Any]:
         workers = list(state.workers.values())
         degree = heterogeneity([worker.speed for worker in workers])

@@ -84,7 +84,7 @@ def test_a_refused_commit_does_not_hold_the_barrier() -> None:
     loop = LoopOptions(callbacks=[recorder])
     with toy_grid(3, client_app=spoil(app, damage)) as grid:
         result = run_toy(Bsp(loop=loop), grid, rounds=4, lr=0.5)
-    assert [record["worker"] for record in recorder.of("refused")] == [1] * 4
+    assert [record["worker"] for record in recorder.of("refused")] == [1] * 3  # it rests then
     w = 0.0
     for _ in range(4):
         w += sum(-0.5 * (w - target) for target in (1, 3)) / 2

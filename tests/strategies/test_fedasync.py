@@ -3,7 +3,6 @@ from typing import Any
 import pytest
 from flower_adsp.strategies import FedAsync, FedBuff, LoopOptions
 from flower_adsp.strategies.fedasync import staleness_weight
-from flower_adsp.strategies.snapshots import Snapshots
 
 from flower_adsp.errors import ConfigError
 from flower_adsp.network import Network
@@ -60,18 +59,6 @@ def test_only_versions_in_flight_are_kept() -> None:
     with toy_grid(3, node_configs=configs) as grid:
         run_toy(FedAsync(1, check_period=20, loop=loop(recorder)), grid, rounds=3)
     assert all(record["versions_in_flight"] <= 3 for record in recorder.of("checkpoint"))
-
-
-def test_snapshots_are_counted() -> None:
-    snapshots = Snapshots()
-    for worker in range(3):
-        snapshots.hold(worker, 7, {})
-    snapshots.hold(2, 8, {})
-    assert len(snapshots) == 2
-    for worker in range(3):
-        snapshots.release(worker)
-    snapshots.release(2)
-    assert len(snapshots) == 0
 
 
 def test_fresh_updates_one_by_one_are_the_same_for_fedbuff() -> None:

@@ -200,7 +200,7 @@ def fail(reply: Message) -> Message:
 
 
 FAULTS = [
-    (fail, "error-reply"),
+    (fail, "client-app-raised"),
     (drop("metrics"), "missing-key"),
     (drop("arrays"), "missing-key"),
     (set_metric("train-loss", float("nan")), "non-finite"),
@@ -417,7 +417,7 @@ def test_a_stock_client_app_that_fails_is_refused() -> None:
 
     with InProcessGrid(flaky, 2) as grid:
         run_toy(adsp(recorder), grid, rounds=2)
-    assert {(r["worker"], r["kind"]) for r in recorder.of("refused")} == {(1, "error-reply")}
+    assert {(r["worker"], r["kind"]) for r in recorder.of("refused")} == {(1, "client-app-raised")}
 
 
 def test_it_takes_the_place_of_fedavg_by_one_line() -> None:
@@ -501,4 +501,4 @@ def test_in_real_time_a_device_that_keeps_failing_rests_between_tries() -> None:
     )
     with toy_grid(2, client_app=broken, threads=2) as grid:
         run_toy(strategy, grid, rounds=4)
-    assert 1 <= len(recorder.of("refused")) <= 3
+    assert 3 <= len(recorder.of("refused")) <= 4  # three, and one after a second

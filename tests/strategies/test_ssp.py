@@ -72,7 +72,7 @@ def test_a_device_that_always_fails_does_not_hold_the_others() -> None:
     recorder = Recorder()
     with toy_grid(2, client_app=spoil(app, damage)) as grid:
         run_toy(Ssp(staleness=1, loop=loop(recorder)), grid, rounds=5)
-    assert len(recorder.of("refused")) >= 5
+    assert len(recorder.of("refused")) == 3  # it rests then
     assert recorder.state.workers[0].commits >= 5
 
 

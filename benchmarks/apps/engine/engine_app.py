@@ -46,7 +46,7 @@ def capability(message: Message, context: Context) -> Message:
 
 @client.train("commit")
 def commit(message: Message, context: Context) -> Message:
-    assignment, arrays = decode_assignment(message)
+    assignment, arrays, _ = decode_assignment(message)
     update = {name: array.numpy() for name, array in arrays.items()}
     return encode_commit(
         message,
