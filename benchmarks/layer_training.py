@@ -38,7 +38,8 @@ DECAY = "train.half_life=200"
 METHODS = {  # plan and settings
     "everything": ("everything", ""),
     "dsparse": ("dsparse", " plan.channels=false"),
-    "dsparse, channels": ("dsparse", ""),
+    "dsparse, rotating": ("dsparse", " plan.channels=false plan.rotate=true plan.period=5"),
+    "dsparse, channels": ("dsparse", " plan.channels=true"),
     "suffix": ("suffix", ""),
     "alone": ("alone", " plan.channels=false"),
     "head": ("head", ""),
@@ -257,7 +258,7 @@ def _interval(values: list[float]) -> list[float] | None:
 
     half = student.ppf(0.95, len(values) - 1) * statistics.stdev(values) / len(values) ** 0.5
     mean = statistics.fmean(values)
-    return [mean - half, mean + half]
+    return [float(mean - half), float(mean + half)]
 
 
 def aggregation_rows(

@@ -1,7 +1,7 @@
 """The event loop: hands out assignments, takes in commits, keeps time."""
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from logging import INFO, WARNING
 from math import ceil
 from pathlib import Path
@@ -18,6 +18,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
+from numpy.typing import NDArray
 
 from flower_adsp.arrays import decode
 from flower_adsp.checkpoint import load, save
@@ -773,7 +774,14 @@ class EventLoop:
     def _check_norm(self, commit: Commit) -> None:
         """Refuse an update whose norm, by the step, is far above that of the latest ones."""
         limit = self.options.norm_limit
-        if limit is None or len(self._norms) < _FEWEST_NORMS:
+        if limit is None:
+            return
+        if len(self._norms) < _FEWEST_NORMS:
+            norm, size = commit.steps * _norm(commit), _length(self.state.model.values())
+            if norm > size > 0:
+                raise RefusedMessage(
+                    "norm", f"the update's is {norm:.3g}, and the model's own {size:.3g}"
+                )
             return
         norm, usual = _norm(commit), median(self._norms)
         if norm > limit * usual:
@@ -901,8 +909,12 @@ def _times(flight: Flight, is_virtual: bool) -> dict[str, float]:
 
 def _norm(commit: Commit) -> float:
     """Return the Euclidean norm of an update, divided by its steps."""
-    squares = sum(float(np.vdot(update, update)) for update in commit.update.values())
-    return float(squares**0.5) / commit.steps
+    return _length(commit.update.values()) / commit.steps
+
+
+def _length(arrays: Iterable[NDArray[Any]]) -> float:
+    """Return the Euclidean norm of some arrays taken together."""
+    return float(sum(float(np.vdot(array, array)) for array in arrays) ** 0.5)
 
 
 def _microseconds(seconds: float) -> int:

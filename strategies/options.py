@@ -62,7 +62,8 @@ class LoopOptions:
         should have taken, and twice as long after each further one, up to 16 times.
     norm_limit : float | None (default: None)
         Refuse an update whose Euclidean norm, divided by its steps, is above so many times the
-        median of the latest 32; None takes all.
+        median of the latest 32, and the first few if they are larger than the model itself; None
+        takes all.
     look_every : float (default: 5.0)
         Seconds of real time between two looks for nodes that come or go.
     arrayrecord_key : str (default: "arrays")
