@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 STAGE := build/stage
 
-.PHONY: run test check compare clean
+.PHONY: run test test-deploy deploy-demo check compare clean
 
 # pip, not uv: a machine may offer torch for its own kind of hardware to pip.
 $(STAMP): pyproject.toml
@@ -18,6 +18,13 @@ run: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest $(ARGS)
+
+# Real SuperNodes on the loopback interface; takes minutes.
+test-deploy: $(STAMP)
+	$(BIN)/python -m pytest -m deploy tests/deploy $(ARGS)
+
+deploy-demo: $(STAMP)
+	$(BIN)/flower-adsp deploy-demo $(ARGS)
 
 compare: $(STAMP)
 	$(BIN)/python benchmarks/time_to_loss.py --quick $(ARGS)

@@ -1,7 +1,8 @@
 """What a device knows of itself: its settings, task, data and profile."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from math import isfinite
 from typing import Any
 
 import torch
@@ -46,9 +47,19 @@ class Device:
         """Return its profile: from the preset or measured, under its node's own overrides."""
         if self.config.devices.measure:
             profile = measure(self.task)
+            slower = profile.seconds_per_sample * self.slowdown
+            profile = replace(profile, seconds_per_sample=slower)
         else:
             profile = deal(self.config.devices.profiles, self.partition_id + 1)[-1]
         return with_overrides(profile, dict(self.node_config))
+
+    @property
+    def slowdown(self) -> float:
+        """Return how many times as long its steps are to take, for trials; 1 for as they are."""
+        value = dict(self.node_config).get("slowdown", 1.0)
+        ok = isinstance(value, int | float) and isfinite(value) and value >= 1
+        require(ok, "node-config slowdown", value, "a number of at least 1")
+        return float(value)
 
     @property
     def accelerator(self) -> torch.device:

@@ -76,8 +76,11 @@ def train(
     model.train()
     accelerator = device.accelerator
     started = time.monotonic()
+    # In virtual time a device is as slow as its profile says, and need not be.
+    slowdown = 1.0 if device.config.is_virtual else device.slowdown
     losses: list[float] = []
     while True:
+        began = time.monotonic()
         step = first_step + len(losses)
         _seed(accelerator, integer_seed(device.config.seed, device.partition_id, "step", step))
         batch = [tensor.to(accelerator) for tensor in device.train.batch(step, batch_size)]
@@ -87,6 +90,8 @@ def train(
         objective.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         losses.append(loss.item())
+        if slowdown > 1:
+            time.sleep((slowdown - 1) * (time.monotonic() - began))
         elapsed = time.monotonic() - started
         if len(losses) >= steps if steps is not None else elapsed >= (seconds or 0.0):
             return Trained(len(losses), elapsed, sum(losses) / len(losses))

@@ -116,6 +116,33 @@ def _simulate(app: Path, run_config: dict[str, Any], num_supernodes: int, num_ac
 
 
 @main.command()
+def deploy_demo(
+    seconds: Annotated[float, typer.Option(min=10, help="Real time to train for.")] = 120.0,
+    output: Annotated[Path | None, typer.Option(help="Folder of the run's files.")] = None,
+    app: Annotated[Path, typer.Option(help="Folder of the Flower app.")] = Path("."),
+) -> None:
+    """Train for two minutes on three real SuperNodes of unequal speed and memory, on this machine.
+
+    A SuperLink with TLS that knows its SuperNodes by their keys, ADSP, and a layer plan. All is
+    stopped at the end. Exits with 0 when the run completed, 1 when it failed.
+    """
+    from flower_adsp.deployment import demonstrate
+
+    stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+    folder = (output or Path("outputs") / f"{stamp}_deploy-demo").absolute()
+    try:
+        lines = demonstrate(app.absolute(), folder, seconds)
+    except FlowerAdspError as error:
+        typer.secho(f"Error: {error}", fg="red", err=True)
+        raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        typer.secho("Interrupted; all processes were stopped", fg="red", err=True)
+        raise typer.Exit(_INTERRUPTED) from None
+    for line in lines:
+        typer.echo(line)
+
+
+@main.command()
 def plan(
     task: Annotated[str, typer.Option(help="A name in conf/task.")] = "mobilenetv2",
     devices: Annotated[str, typer.Option(help="A name in conf/devices.")] = "dsparse-seven",

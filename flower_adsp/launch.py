@@ -55,6 +55,10 @@ class LocalSuperLink:
     Used as a context manager; leaving it stops the SuperLink and all that it started.
     """
 
+    mode: tuple[str, ...] = ("--simulation",)
+    security: tuple[str, ...] = ("--insecure",)
+    connection = "insecure = true"
+
     def __init__(self) -> None:
         self._home = Path(tempfile.mkdtemp(prefix="fadsp-"))
         self.port, control = free_ports(2)
@@ -72,26 +76,21 @@ class LocalSuperLink:
         }
         if len(str(self._home)) <= _LONGEST_RAY_HOME:
             self.environment["RAY_TMPDIR"] = str(self._home)
-        self._command = [
-            "flower-superlink", "--insecure", "--simulation", "--isolation", "subprocess",
-            "--host", "127.0.0.1", "--port", str(self.port),
-            "--control-api-address", f"127.0.0.1:{control}",
-            "--disable-runtime-dependency-installation",
-        ]  # fmt: skip
+        self._control = control
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> "LocalSuperLink":
         """Start the SuperLink and wait until it answers."""
         (self._home / "config.toml").write_text(
             f'[superlink]\ndefault = "{_CONNECTION}"\n\n[superlink.{_CONNECTION}]\n'
-            f'address = "127.0.0.1:{self.port}"\ninsecure = true\n',
+            f'address = "127.0.0.1:{self.port}"\n{self.connection}\n',
             encoding="utf-8",
         )
         log_path = self._home / "superlink.log"
         try:
             with log_path.open("wb") as log_file:
                 self._process = subprocess.Popen(
-                    self._command,
+                    self._command(),
                     env=self.environment,
                     stdin=subprocess.DEVNULL,
                     stdout=log_file,
@@ -104,6 +103,14 @@ class LocalSuperLink:
             raise
         return self
 
+    def _command(self) -> list[str]:
+        return [
+            "flower-superlink", *self.security, *self.mode, "--isolation", "subprocess",
+            "--host", "127.0.0.1", "--port", str(self.port),
+            "--control-api-address", f"127.0.0.1:{self._control}",
+            "--disable-runtime-dependency-installation",
+        ]  # fmt: skip
+
     def __exit__(self, *_: object) -> None:
         """Stop it."""
         self.close()
@@ -113,23 +120,22 @@ class LocalSuperLink:
         deadline = time.monotonic() + _START_SECONDS
         while time.monotonic() < deadline and self._process.poll() is None:
             try:
-                with urlopen(f"http://127.0.0.1:{self.port}/health", timeout=1):
-                    return
+                self._check_health()
+                return
             except (URLError, OSError):
                 time.sleep(0.1)
         tail = log_path.read_text(encoding="utf-8", errors="replace")[-2000:]
         raise RunFailed(f"flower-superlink did not start within {_START_SECONDS:.0f} s:\n{tail}")
 
+    def _check_health(self) -> None:
+        with urlopen(f"http://127.0.0.1:{self.port}/health", timeout=1):
+            pass
+
     def close(self) -> None:
         """Stop the SuperLink and all processes it started, and remove its home folder."""
         process, self._process = self._process, None
         if process is not None:
-            family = _descendants(process.pid)
-            _signal(process.pid, signal.SIGTERM)
-            _wait_gone([process.pid, *family], _STOP_SECONDS, process)
-            for pid in (*family, process.pid):
-                _signal(pid, signal.SIGKILL)
-            process.wait()
+            stop(process)
         shutil.rmtree(self._home, ignore_errors=True)
 
     def flwr(self, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -175,21 +181,36 @@ class LocalSuperLink:
         RunFailed
             If the run did not complete.
         """
-        config_file = self._home / "run-config.toml"
-        config_file.write_text(to_toml(run_config), encoding="utf-8")
         federation = (
             f"num-supernodes={num_supernodes} client-resources-num-cpus=1 "
             f"init-args-num-cpus={num_actors}"
         )
-        process = subprocess.Popen(
+        self.finish(self.start(app, run_config, "--federation-config", federation, quiet=quiet))
+
+    def start(
+        self, app: Path, run_config: Mapping[str, Any], *more: str, quiet: bool = False
+    ) -> "subprocess.Popen[str]":
+        """Start a run, and return the process that shows its log."""
+        config_file = self._home / "run-config.toml"
+        config_file.write_text(to_toml(run_config), encoding="utf-8")
+        return subprocess.Popen(
             ["flwr", "run", str(app), _CONNECTION, "--stream",
-             "--run-config", str(config_file), "--federation-config", federation],
+             "--run-config", str(config_file), *more],
             env=self.environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE if quiet else None,
             stderr=subprocess.STDOUT if quiet else None,
             text=True,
         )  # fmt: skip
+
+    def finish(self, process: "subprocess.Popen[str]") -> None:
+        """Wait for the end of a run that was started.
+
+        Raises
+        ------
+        RunFailed
+            If it did not complete.
+        """
         try:
             printed, _ = process.communicate()
         except BaseException:
@@ -257,7 +278,17 @@ def run_simulation(
 # ---------------------------------------------------------------------------------------- processes
 
 
-def _descendants(pid: int) -> list[int]:
+def stop(process: "subprocess.Popen[bytes]") -> None:
+    """Stop a process and all that it started, and wait until they are gone."""
+    family = descendants(process.pid)
+    _signal(process.pid, signal.SIGTERM)
+    _wait_gone([process.pid, *family], _STOP_SECONDS, process)
+    for pid in (*family, process.pid):
+        _signal(pid, signal.SIGKILL)
+    process.wait()
+
+
+def descendants(pid: int) -> list[int]:
     """Return the ids of a process's children and theirs, from ``ps``."""
     listed = subprocess.run(
         ["ps", "-e", "-o", "pid=,ppid="], capture_output=True, text=True, check=False

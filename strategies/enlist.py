@@ -1,7 +1,7 @@
 """Find the nodes, ask each for its capability, and make workers of them."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from logging import INFO, WARNING
 
 from flower_adsp.strategies.inbox import Inbox
@@ -10,6 +10,7 @@ from flower_adsp.strategies.state import Worker
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
+from flower_adsp.clock import MICROSECONDS
 from flower_adsp.errors import DataError, NodeCountError, RefusedMessage
 from flower_adsp.messages import (
     Capability,
@@ -27,6 +28,7 @@ class _Answers:
     capabilities: dict[int, Capability]
     stock: list[int]
     failed: dict[int, str]
+    seconds: dict[int, float] = field(default_factory=dict)  # until the answer
 
     def __len__(self) -> int:
         return len(self.capabilities) + len(self.stock)
@@ -87,7 +89,9 @@ def _is_complete(answers: _Answers, options: LoopOptions, quiet: float) -> bool:
     if len(answers) < options.min_available_nodes:
         return False
     if answers.expected:
-        return len(answers) + len(answers.failed) >= answers.expected
+        is_all = len(answers) + len(answers.failed) >= answers.expected
+        # In real time those who are late join later.
+        return is_all or (options.clock == "wall" and quiet >= _SETTLE_SECONDS)
     return quiet >= min(_SETTLE_SECONDS, options.node_timeout) or bool(answers.stock)
 
 
@@ -109,6 +113,7 @@ def _give_up_if_late(answers: _Answers, options: LoopOptions, quiet: float) -> N
 def _ask(node_ids: list[int], inbox: Inbox, answers: _Answers, timeout: float) -> None:
     """Query nodes; a node that fails is asked again, a few times."""
     for attempt in range(_ATTEMPTS):
+        began = time.monotonic()
         queries = {node: inbox.push(encode_capability_query(node)) for node in node_ids}
         retry = []
         for node, message_id in queries.items():
@@ -120,6 +125,7 @@ def _ask(node_ids: list[int], inbox: Inbox, answers: _Answers, timeout: float) -
             else:
                 try:
                     answers.capabilities[node] = decode_capability(reply)
+                    answers.seconds[node] = time.monotonic() - began
                     answers.failed.pop(node, None)
                 except RefusedMessage as error:
                     answers.failed[node] = str(error)
@@ -158,6 +164,9 @@ def _workers(answers: _Answers, options: LoopOptions) -> list[Worker]:
             log(WARNING, "node %d is left out: partition-id = %d is taken", node, partition)
             continue
         workers[partition] = worker_of(node, capability)
+        if options.clock == "wall":
+            # What a message costs there, before a commit has shown it: mostly, starting a process.
+            workers[partition].overhead = round(answers.seconds[node] * MICROSECONDS)
     if answers.stock:
         log(
             WARNING,

@@ -169,8 +169,8 @@ class EventLoop:
             self._make_plan(planner)
             self._measure_statistics()
         for worker in workers:
-            self._estimate_overhead(worker)
             if self.clock.is_virtual:
+                self._estimate_overhead(worker)
                 worker.presence = _presence(worker, self.options.seed)
         self.state.is_evaluated = self.evaluate_fn is not None
         self.strategy.state = self.state
@@ -812,7 +812,6 @@ class EventLoop:
         worker.flight = None
 
     def _apply(self, worker: Worker, flight: Flight, commit: Commit) -> bool:
-        worker.commits += 1
         worker.steps += commit.steps
         worker.num_examples = commit.num_examples
         worker.bytes_up += (

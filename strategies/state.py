@@ -17,7 +17,7 @@ from flower_adsp.sparse.plan import LayerPlan, WorkerPlan
 
 _STORED = (
     "model", "workers", "version", "index", "now", "alarms", "plan",
-    "_trained", "_statistics", "_statistics_version", "_changes",
+    "_trained", "_commits", "_statistics", "_statistics_version", "_changes",
 )  # fmt: skip
 
 
@@ -240,6 +240,8 @@ class FederationState:
         self._statistics_version = 0
         self._changes: dict[str, tuple[int, int | None]] = {}
         self._encoded: ArrayRecord | None = None
+        self._present: list[Worker] | None = None
+        self._commits = 0
 
     @property
     def num_workers(self) -> int:
@@ -249,8 +251,10 @@ class FederationState:
     @property
     def present(self) -> list[Worker]:
         """Return the workers that are there, or all while none is."""
-        workers = list(self.workers.values())
-        return [worker for worker in workers if worker.is_present] or workers
+        if self._present is None:
+            workers = list(self.workers.values())
+            self._present = [worker for worker in workers if worker.is_present] or workers
+        return self._present
 
     @property
     def seconds(self) -> float:
@@ -260,7 +264,7 @@ class FederationState:
     @property
     def commits(self) -> int:
         """Return the number of commits applied."""
-        return sum(worker.commits for worker in self.workers.values())
+        return self._commits
 
     def share(self, worker: Worker, num_examples: int) -> float:
         """Return the worker's share of a full round: 1/M, or its examples over all examples."""
@@ -283,11 +287,12 @@ class FederationState:
         """Take in a worker that has joined."""
         self.workers[worker.id] = worker
         self.workers = dict(sorted(self.workers.items()))
-        self._coverage = None
+        self.workers_changed()
 
     def workers_changed(self) -> None:
-        """Note that a worker left or came back."""
+        """Note that a worker joined, left or came back."""
         self._coverage = None
+        self._present = None
 
     def state_dict(self) -> dict[str, Any]:
         """Return all of it but what follows from the rest."""
@@ -332,7 +337,9 @@ class FederationState:
         return self._coverage
 
     def note_trained(self, worker: Worker, commit: Commit) -> None:
-        """Note whose commit the next version of its units has in it."""
+        """Note a commit that will be applied, and whose the next version of its units has in it."""
+        worker.commits += 1
+        self._commits += 1
         if self.plan is not None:
             for name in (*commit.update, *commit.buffers):
                 self._trained.setdefault(self.plan.unit_of[name], set()).add(worker.id)

@@ -1,0 +1,226 @@
+"""A federation of real SuperNodes on this machine, for trials: SuperLink, nodes and all.
+
+With `secure`, connections use TLS with a certificate made on the spot, and only SuperNodes whose
+keys have been registered may connect, as a federation beyond one's own machine should.
+"""
+
+import datetime
+import ipaddress
+import json
+import os
+import signal
+import ssl
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from flower_adsp.launch import LocalSuperLink, RunFailed, descendants, free_ports, stop
+from flower_adsp.tracking.summary import format_summary
+
+_DEMO = ((1.0, 2.4), (2.0, 1.2), (4.0, 0.8))  # slowdown, MiB for training
+_DAY = datetime.timedelta(days=1)
+# Flower looks for work once a second; this is what its environment lets one set.
+_POLL = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2"}
+
+
+class LocalDeployment(LocalSuperLink):
+    """A SuperLink for real nodes, and the nodes.
+
+    Used as a context manager; leaving it stops all of them.
+
+    Parameters
+    ----------
+    secure : bool (default: False)
+        Whether to use TLS and the authentication of SuperNodes.
+    """
+
+    mode = ()
+
+    def __init__(self, secure: bool = False) -> None:
+        super().__init__()
+        self.environment |= _POLL
+        self.secure = secure
+        self._nodes: list[subprocess.Popen[bytes]] = []
+        if secure:
+            certificate, key = _make_certificate(self._home)
+            self._authority = certificate
+            self.security = (
+                "--ssl-ca-certfile", str(certificate), "--ssl-certfile", str(certificate),
+                "--ssl-keyfile", str(key), "--enable-supernode-auth",
+            )  # fmt: skip
+            self.connection = f'root-certificates = "{certificate}"'
+
+    def _check_health(self) -> None:
+        if not self.secure:
+            return super()._check_health()
+        context = ssl.create_default_context(cafile=str(self._authority))
+        with urlopen(f"https://127.0.0.1:{self.port}/health", timeout=1, context=context):
+            pass
+
+    def add_node(self, node_config: Mapping[str, Any]) -> "subprocess.Popen[bytes]":
+        """Start a SuperNode with its ``--node-config``; return its process."""
+        number = len(self._nodes)
+        settings = " ".join(
+            f'{key}="{value}"' if isinstance(value, str) else f"{key}={value}"
+            for key, value in node_config.items()
+        )
+        command = [
+            "flower-supernode", "--superlink", f"127.0.0.1:{self.port}",
+            "--port", str(free_ports(1)[0]), "--node-config", settings,
+        ]  # fmt: skip
+        if self.secure:
+            private, public = _make_keys(self._home, number)
+            registered = self.flwr("supernode", "register", str(public), "own")
+            if registered.returncode:
+                raise RunFailed(f"a SuperNode could not be registered: {registered.stdout}")
+            command += [
+                "--root-certificates", str(self._authority),
+                "--auth-supernode-private-key", str(private),
+                "--auth-supernode-public-key", str(public),
+            ]  # fmt: skip
+        else:
+            command.append("--insecure")
+        with (self._home / f"node-{number}.log").open("wb") as log_file:
+            process = subprocess.Popen(
+                command,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log_file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._nodes.append(process)
+        return process
+
+    def kill_node(self, process: "subprocess.Popen[bytes]") -> None:
+        """Kill a SuperNode and what it runs, as a power cut would."""
+        for pid in (process.pid, *descendants(process.pid)):
+            os.kill(pid, signal.SIGKILL)
+        process.wait()
+
+    def server_app(self, seconds: float = 60.0) -> int:
+        """Return the id of the process in which the ServerApp runs, once there is one."""
+        assert self._process is not None
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            listed = subprocess.run(
+                ["ps", "-e", "-o", "pid=,args="], capture_output=True, text=True, check=False
+            )
+            family = set(descendants(self._process.pid))
+            for line in listed.stdout.splitlines():
+                pid, _, arguments = line.strip().partition(" ")
+                if int(pid) in family and "flwr-serverapp" in arguments:
+                    return int(pid)
+            time.sleep(0.2)
+        raise RunFailed(f"no ServerApp was started within {seconds:.0f} s")
+
+    def node_log(self, number: int) -> str:
+        """Return what a SuperNode has printed."""
+        path = self._home / f"node-{number}.log"
+        return path.read_text(encoding="utf-8", errors="replace")
+
+    def close(self) -> None:
+        """Stop the nodes and the SuperLink."""
+        for node in self._nodes:
+            if node.poll() is None:
+                stop(node)
+        self._nodes.clear()
+        super().close()
+
+
+def demonstrate(app: Path, folder: Path, seconds: float) -> list[str]:
+    """Train on three SuperNodes of unequal speed and memory; return the summary.
+
+    Parameters
+    ----------
+    app : Path
+        Folder of the app's ``pyproject.toml``.
+    folder : Path
+        Folder for the run's files; absolute.
+    seconds : float
+        Real time to train for.
+
+    Raises
+    ------
+    RunFailed
+        If the run did not complete, or left no summary.
+    """
+    settings = {
+        "strategy": "adsp",
+        "plan": "dsparse",
+        "devices": "measured",
+        "task": "mnist-resnet",
+        "output": str(folder),
+        "overrides": "task.batch_size=16 train.learning_rate=0.1 run.evaluate_every=15 "
+        f"run.max_seconds={seconds} run.min_available_nodes={len(_DEMO)} "
+        "strategy.check_period=30 strategy.commit_rate=1",
+    }
+    with LocalDeployment(secure=True) as link:
+        for number, (slowdown, memory) in enumerate(_DEMO):
+            link.add_node(
+                {
+                    "partition-id": number,
+                    "num-partitions": len(_DEMO),
+                    "name": f"node-{number}",
+                    "slowdown": slowdown,
+                    "memory-mib": memory,
+                }
+            )
+        link.finish(link.start(app, settings))
+    summary = folder / "summary.json"
+    if not summary.is_file():
+        raise RunFailed(f"the run left no {summary}")
+    numbers = json.loads(summary.read_text(encoding="utf-8"))
+    return [*format_summary(numbers), f"The files are in {folder}"]
+
+
+def _make_certificate(folder: Path) -> tuple[Path, Path]:
+    """Make a certificate for the loopback interface that vouches for itself, and its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
+    now = datetime.datetime.now(datetime.UTC)
+    hosts: Sequence[x509.GeneralName] = [
+        x509.DNSName("localhost"),
+        x509.IPAddress(ipaddress.ip_address("127.0.0.1")),
+    ]
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _DAY)
+        .not_valid_after(now + _DAY)
+        .add_extension(x509.SubjectAlternativeName(hosts), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    certificate_path, key_path = folder / "server.pem", folder / "server.key"
+    certificate_path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    key_path.write_bytes(_private_bytes(key, serialization.PrivateFormat.PKCS8))
+    return certificate_path, key_path
+
+
+def _make_keys(folder: Path, number: int) -> tuple[Path, Path]:
+    """Make the keys of a SuperNode."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    private, public = folder / f"node-{number}", folder / f"node-{number}.pub"
+    private.write_bytes(_private_bytes(key, serialization.PrivateFormat.OpenSSH))
+    public.write_bytes(
+        key.public_key().public_bytes(
+            serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+        )
+    )
+    return private, public
+
+
+def _private_bytes(key: ec.EllipticCurvePrivateKey, kind: serialization.PrivateFormat) -> bytes:
+    return key.private_bytes(serialization.Encoding.PEM, kind, serialization.NoEncryption())

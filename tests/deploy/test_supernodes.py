@@ -1,0 +1,118 @@
+"""Real processes: a SuperLink, SuperNodes of different speed, and what befalls them.
+
+They take minutes, and are run by ``make test-deploy``.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import flower_adsp
+from flower_adsp.deployment import LocalDeployment
+from flower_adsp.launch import RunFailed
+
+pytestmark = [pytest.mark.deploy, pytest.mark.timeout(420)]
+
+ROOT = Path(flower_adsp.__file__).resolve().parent.parent
+SETTINGS = {
+    "strategy": "adsp",
+    "devices": "measured",
+    "task": "digits-mlp",
+    "tracking.progress": "off",
+    "overrides": "strategy.check_period=45 strategy.commit_rate=1 run.min_available_nodes=3 "
+    "run.evaluate_every=15",
+}
+
+
+def processes() -> set[str]:
+    listed = subprocess.run(["ps", "-e", "-o", "args="], capture_output=True, text=True, check=True)
+    marks = ("flower-superlink", "flower-supernode", "flwr-serverapp", "flwr-clientapp")
+    return {line for line in listed.stdout.splitlines() if any(mark in line for mark in marks)}
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    before = processes()
+    yield
+    assert processes() <= before
+
+
+def settings(folder: Path, rounds: int, **more: Any) -> dict[str, Any]:
+    overrides = f"{SETTINGS['overrides']} run.num_rounds={rounds}"
+    return {**SETTINGS, "output": str(folder), "overrides": overrides, **more}
+
+
+def history(folder: Path) -> list[dict[str, Any]]:
+    path = folder / "history.jsonl"
+    lines = path.read_text().splitlines() if path.is_file() else []
+    return [json.loads(line) for line in lines if line.endswith("}")]
+
+
+def wait_for(folder: Path, found: Callable[[list[dict[str, Any]]], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not found(history(folder)):
+        assert time.monotonic() < deadline, history(folder)[-3:]
+        time.sleep(0.5)
+
+
+def commits(records: list[dict[str, Any]]) -> list[int]:
+    return [record["worker"] for record in records if record["event"] == "commit"]
+
+
+def node(partition: int, slowdown: float) -> dict[str, Any]:
+    return {"partition-id": partition, "num-partitions": 4, "slowdown": slowdown}
+
+
+def test_equal_commits_and_nodes_that_die_and_join(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with LocalDeployment() as link:
+        nodes = [link.add_node(node(i, slowdown)) for i, slowdown in enumerate((1.0, 2.0, 4.0))]
+        run = link.start(ROOT, settings(folder, 5), quiet=True)
+        wait_for(folder, lambda records: sorted(set(commits(records))) == [0, 1, 2], 150)
+        wait_for(folder, lambda records: len(commits(records)) >= 5, 90)
+        before = commits(history(folder))
+        counts = [before.count(worker) for worker in range(3)]
+        assert max(counts) - min(counts) <= 1
+        link.kill_node(nodes[2])
+        link.add_node(node(3, 1.0))
+        wait_for(folder, lambda records: 3 in commits(records), 150)
+        link.finish(run)
+    records = history(folder)
+    assert [r["worker"] for r in records if r["event"] == "joined"] == [3]
+    after = commits(records[len([r for r in records if r["t"] == 0]) :])
+    assert after.count(0) > before.count(0)
+    assert after.count(1) > before.count(1)
+    speeds = {w["id"]: w["speed"] for w in records[0]["workers"]}
+    assert speeds[0] > 1.3 * speeds[1] > 1.3 * 1.3 * speeds[2]
+    numbers = json.loads((folder / "summary.json").read_text())
+    assert numbers["test"]["accuracy"] > 0.8
+
+
+def test_a_server_that_is_killed_is_resumed(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with LocalDeployment() as link:
+        for partition in range(3):
+            link.add_node({"partition-id": partition, "num-partitions": 3})
+        run = link.start(ROOT, settings(folder, 3), quiet=True)
+        wait_for(
+            folder, lambda records: any(record["event"] == "checkpoint" for record in records), 150
+        )
+        os.kill(link.server_app(), signal.SIGKILL)
+        with pytest.raises(RunFailed):
+            link.finish(run)
+        assert not (folder / "summary.json").exists()
+        before = [record for record in history(folder) if record["event"] == "checkpoint"]
+        again = link.start(ROOT, settings(folder, 3, resume=str(folder)), quiet=True)
+        link.finish(again)
+    records = history(folder)
+    assert [r["index"] for r in records if r["event"] == "checkpoint"] == [1, 2, 3]
+    assert before[0] in records
+    assert [r["t"] for r in records] == sorted(r["t"] for r in records)
+    assert json.loads((folder / "summary.json").read_text())["commits"] == len(commits(records))
