@@ -59,6 +59,10 @@ _ERROR_KINDS = {
     ErrorCode.INVALID_FAB: "invalid-fab",
     ErrorCode.CLIENT_APP_CRASHED: "client-app-crashed",
 }
+NO_SECAGG = (
+    "the ClientApp has the SecAgg+ mod, which needs rounds that all clients answer together; "
+    "commits come one by one, and would be sent as they are. Use it with a strategy of Flower itself"
+)
 NO_ANSWER = ("timeout", "message-unavailable", "reply-unavailable", "node-unavailable")
 
 
@@ -585,9 +589,15 @@ def decode_capability(message: Message) -> Capability:
 
 
 def is_unknown_to_client(message: Message) -> bool:
-    """Tell whether a reply says that the ClientApp has no handler for the message's type."""
+    """Tell whether a reply says that the ClientApp has no handler for the message's type.
+
+    Flower's mods for clipping and local differential privacy answer so in its place: they take
+    only messages that carry a model, and subtract it from the reply. ``train`` messages suit them.
+    """
     if not message.has_error():
         return False
+    if message.error.code == ErrorCode.MOD_FAILED_PRECONDITION:
+        return True
     reason = message.error.reason or ""
     return "function registered" in reason or "Unsupported message type" in reason
 
@@ -599,6 +609,8 @@ def _content(message: Message) -> RecordDict:
     if message.has_error():
         error = message.error
         kind = _ERROR_KINDS.get(error.code, "error-reply")
+        if NO_SECAGG in (error.reason or ""):
+            raise RefusedMessage("secaggplus", NO_SECAGG)
         raise RefusedMessage(kind, f"code {error.code}: {error.reason}")
     return message.content
 

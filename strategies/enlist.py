@@ -170,9 +170,9 @@ def _workers(answers: _Answers, options: LoopOptions) -> list[Worker]:
     if answers.stock:
         log(
             WARNING,
-            "%d nodes run a ClientApp that does not answer query.capability; they get plain train "
-            "messages, and profiles in turn from the options. Without partition ids, which node "
-            "is which may differ from run to run",
+            "%d nodes run a ClientApp that does not answer query.capability, or has a mod that "
+            "does not let it; they get plain train messages, and profiles in turn from the "
+            "options. Without partition ids, which node is which may differ from run to run",
             len(answers.stock),
         )
     first = max(workers, default=-1) + 1

@@ -8,7 +8,7 @@ from flower_adsp.strategies.state import Flight, Worker
 
 from flower_adsp.clock import Event, EventKind
 from flower_adsp.devices import DeviceProfile, Presence
-from flower_adsp.errors import require
+from flower_adsp.errors import ConfigError, require
 from flower_adsp.messages import Assignment, Commit
 from flower_adsp.sparse.plan import LayerPlan, WorkerPlan
 from flower_adsp.sparse.portions import Portion, Slice
@@ -74,6 +74,16 @@ def restore(loop: "EventLoop", saved: Mapping[str, Any]) -> None:
             present,
             f"those of the run to resume, {saved[name]!r}",
         )
+    try:
+        _restore(loop, saved)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"the checkpoint does not fit this version of the project: {type(error).__name__}: "
+            f"{error}; resume the run with the version that began it"
+        ) from None
+
+
+def _restore(loop: "EventLoop", saved: Mapping[str, Any]) -> None:
     loop.state.load_state_dict(saved["federation"])
     workers = loop.state.workers
     loop.strategy.load_state_dict(saved["rules"])

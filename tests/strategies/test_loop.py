@@ -1,17 +1,32 @@
+import itertools
 import time
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from flower_adsp.clients import register
 from flower_adsp.strategies import Adsp, Bsp, LoopOptions
 from flower_adsp.strategies.loop import TrailingMean
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Error,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
+from flwr.client.mod import secaggplus_mod
 from flwr.clientapp import ClientApp
+from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod, message_size_mod
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg
 
 from flower_adsp.client_app import app
-from flower_adsp.errors import ConfigError, DataError, NodeCountError
+from flower_adsp.errors import ConfigError, DataError, EngineFailed, NodeCountError
+from flower_adsp.faults import FaultyGrid
 from flower_adsp.network import Network
 from flower_adsp.testing import InProcessGrid
 from tests.conftest import (
@@ -502,3 +517,150 @@ def test_in_real_time_a_device_that_keeps_failing_rests_between_tries() -> None:
     with toy_grid(2, client_app=broken, threads=2) as grid:
         run_toy(strategy, grid, rounds=4)
     assert 3 <= len(recorder.of("refused")) <= 4  # three, and one after a second
+
+
+# ------------------------------------------------------------------------------------------- mods
+
+
+@pytest.mark.parametrize("mod", [LocalDpMod(0.25, 1e-3, 1e3, 1e-5), fixedclipping_mod])
+def test_a_device_with_a_mod_that_subtracts_the_model_sends_its_whole_model(mod: Any) -> None:
+    # Each local epoch moves w by more than 0.25, to which the mods clip it.
+    client = register(ClientApp(mods=[mod]))
+    recorder = Recorder()
+    strategy = Bsp(loop=LoopOptions(callbacks=[recorder]))
+    with toy_grid(2, client_app=client) as grid:
+        result = strategy.start(
+            grid,
+            toy_arrays(),
+            num_rounds=2,
+            train_config=ConfigRecord({"lr": 0.5, "clipping_norm": 0.25}),
+        )
+    assert not recorder.of("refused")
+    assert weight(result.arrays) == pytest.approx(0.5, abs=0.02)
+
+
+def test_the_mod_that_logs_sizes_works() -> None:
+    with toy_grid(2, client_app=register(ClientApp(mods=[message_size_mod]))) as grid:
+        expected, found = (run_toy(Bsp(), each, rounds=2).arrays for each in (grid, toy_grid(2)))
+    assert weight(found) == weight(expected)
+
+
+def test_secaggplus_is_refused_with_the_reason() -> None:
+    recorder = Recorder()
+    client = register(ClientApp(mods=[secaggplus_mod]))
+    with toy_grid(2, client_app=client) as grid:
+        run_toy(Bsp(loop=LoopOptions(callbacks=[recorder])), grid, rounds=2)
+    assert {record["kind"] for record in recorder.of("refused")} == {"secaggplus"}
+    assert "needs rounds that all clients answer" in recorder.of("refused")[0]["detail"]
+
+
+# ------------------------------------------------------------------------------------------ faults
+
+
+def test_who_fails_three_times_rests_ever_longer() -> None:
+    recorder = Recorder()
+
+    def broken(message: Message, context: Context) -> Message:
+        if message.metadata.message_type == "train.commit" and context.node_id == 1001:
+            raise RuntimeError("broken")
+        return app(message, context)
+
+    loop = LoopOptions(callbacks=[recorder], network=Network(0.0))
+    strategy = Adsp(check_period=10, commit_rate=5, loop=loop)
+    configs = [{"seconds_per_sample": 1.0}] * 2
+    with toy_grid(2, client_app=broken, node_configs=configs) as grid:
+        run_toy(strategy, grid, rounds=10)
+    times = [record["t"] for record in recorder.of("refused")]
+    waits = [round(b - a) for a, b in itertools.pairwise(times)]
+    assert waits[:2] == [2, 2]
+    # A rest as long as the try before took, then two and four times; each try now has a timer of 10 s.
+    assert waits[2:] == [2 + 10, 20 + 10, 40 + 10]
+    assert recorder.state.workers[0].commits == 50
+
+
+def test_after_three_engine_errors_the_run_ends_with_a_checkpoint(tmp_path: Path) -> None:
+    calls = 0
+
+    class DeadEngine(InProcessGrid):
+        def pull_messages(self, message_ids: Any) -> Any:
+            nonlocal calls
+            for reply in super().pull_messages(message_ids):
+                if "arrays" not in reply.content:  # it is not a commit
+                    yield reply
+                    continue
+                calls += 1
+                if calls <= 12:
+                    yield reply
+                    continue
+                request = self.requests[reply.metadata.reply_to_message_id]
+                failed = Message(Error(0, "ActorDiedError"), reply_to=request)
+                failed.metadata.__dict__["_message_id"] = reply.metadata.message_id
+                yield failed
+
+        def push_messages(self, messages: Any) -> Any:
+            kept = list(messages)
+            ids = super().push_messages(kept)
+            self.requests.update(zip(ids, kept, strict=True))
+            return ids
+
+        requests: ClassVar[dict[str, Message]] = {}
+
+    path = tmp_path / "checkpoint.safetensors"
+    recorder = Recorder()
+    strategy = adsp(recorder, checkpoint=path)
+    with (
+        DeadEngine(app, 3, {"overrides": TOY, "devices": "uniform"}) as grid,
+        pytest.raises(EngineFailed, match="last 3 answers"),
+    ):
+        run_toy(strategy, grid, rounds=50)
+    assert strategy.state.commits == 12
+    again = adsp(Recorder(), checkpoint=path, resume=path)
+    with toy_grid(3) as grid:
+        run_toy(again, grid, rounds=4)
+    assert again.state.index == 4
+    assert again.state.commits > 12
+
+
+def test_an_answer_that_never_comes_is_missed_after_three_times_as_long() -> None:
+    recorder = Recorder()
+    grid_options = {"rate": 1.0, "kinds": ["node gone"]}
+    loop = LoopOptions(
+        callbacks=[recorder], network=Network(0.0), max_seconds=20, min_available_nodes=1
+    )
+    strategy = Adsp(check_period=4, commit_rate=1, loop=loop)
+    config = {"overrides": TOY, "devices": "uniform"}
+    with FaultyGrid(
+        app, 1, config, node_configs=[{"seconds_per_sample": 1.0}], **grid_options
+    ) as grid:
+        run_toy(strategy, grid, rounds=9)
+    assert next(record["t"] for record in recorder.of("refused")) == 12
+    assert {record["kind"] for record in recorder.of("refused")} == {"node-unavailable"}
+
+
+def test_an_update_far_out_of_line_is_refused() -> None:
+    recorder = Recorder()
+    number = 0
+
+    def blow_up(reply: Message) -> Message:
+        nonlocal number
+        number += 1
+        if number in (1, 20):
+            reply.content["arrays"]["w"] = Array(1e3 * reply.content["arrays"]["w"].numpy())
+        return reply
+
+    strategy = Bsp(loop=LoopOptions(callbacks=[recorder], norm_limit=20))
+    start = ArrayRecord({"w": Array(np.ones(1))})
+    with toy_grid(3, client_app=spoil(app, blow_up)) as grid:
+        run_toy(strategy, grid, rounds=10, lr=0.1, arrays=start)
+    kinds = [(record["kind"], record["worker"]) for record in recorder.of("refused")]
+    # Number 20 is worker 1's. Number 1 is worker 0's, which is at its best, so that 0 is sent.
+    assert kinds == [("norm", 1)]
+
+
+def test_a_first_update_larger_than_the_model_is_refused() -> None:
+    recorder = Recorder()
+    strategy = Bsp(loop=LoopOptions(callbacks=[recorder], norm_limit=20))
+    start = ArrayRecord({"w": Array(np.full(1, 1.5))})
+    with toy_grid(3) as grid:  # worker 2 takes a step of 4.5, the others of less than 1.5
+        run_toy(strategy, grid, rounds=1, lr=3.0, arrays=start)
+    assert [(r["kind"], r["worker"]) for r in recorder.of("refused")] == [("norm", 2)]
