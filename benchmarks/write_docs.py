@@ -215,6 +215,64 @@ def memory_lines(result: Mapping[str, Any]) -> list[str]:
     ]  # fmt: skip
 
 
+def recovery_lines() -> list[str]:
+    """Return what faults, kills and numbers of devices lead to."""
+    faults, resume, scale = (
+        json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+        for name in ("faults", "resume", "scale")
+    )
+    return [
+        "## Faults",
+        "",
+        f"{faults['injected']} faulty replies of {faults['kinds']} kinds under",
+        f"{len(faults['rows'])} strategies, three of ten replies being faulty: {faults['crashed']}",
+        f"runs crashed, {faults['stuck']} got stuck, {faults['lost_commits']} valid commits were",
+        "lost. With one faulty reply in ten, how much higher the loss is than without faults, after",
+        f"as many applied commits and at the same time (`digits-mlp`, {len(faults['seeds'])} seeds,",
+        "median). A barrier counts as passed without those whose replies were refused.",
+        "",
+        *table(
+            ["strategy", "after as many commits", "by seed", "at the same time"],
+            [
+                [
+                    row["strategy"],
+                    f"{100 * row['after_commits']:.1f} %",
+                    ", ".join(f"{100 * value:.1f}" for value in row["after_commits_all"]),
+                    f"{100 * row['at_time']:.1f} %",
+                ]
+                for row in faults["compared"]
+            ],
+        ),
+        "",
+        "## Kills",
+        "",
+        f"Of {resume['kills']} runs, {resume['killed']} were killed at a random point before they",
+        f"ended, and {resume['from_checkpoint']} had a checkpoint to go on from;",
+        f"{resume['identical']} came to the same history, summary and model as an uninterrupted run,",
+        "byte for byte.",
+        "",
+        "## Numbers of devices",
+        "",
+        "Server time per commit, without the calls of the grid, for a model of 20,000 parameters:",
+        "",
+        *table(
+            ["devices", "commits", "milliseconds a commit"],
+            [
+                [
+                    str(row["devices"]),
+                    str(row["commits"]),
+                    f"{1000 * row['seconds_per_commit']:.2f}",
+                ]
+                for row in scale["rows"]
+            ],
+        ),
+        "",
+        f"With 1,000 devices it is {scale['cost_ratio']:.2f} times that with 10. Resident memory",
+        f"after 5,000 commits is {scale['memory_ratio']:.3f} times that after 500.",
+        "",
+    ]
+
+
 def page() -> str:
     """Return the whole page."""
     memory = json.loads((RESULTS / "layer_memory.json").read_text(encoding="utf-8"))
@@ -241,6 +299,7 @@ def page() -> str:
         lines += cell_lines(rows, saved)
     lines += curve_lines()
     lines += memory_lines(memory)
+    lines += recovery_lines()
     lines += [
         "## What the engine costs",
         "",

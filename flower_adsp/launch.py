@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
@@ -77,6 +77,7 @@ class LocalSuperLink:
         if len(str(self._home)) <= _LONGEST_RAY_HOME:
             self.environment["RAY_TMPDIR"] = str(self._home)
         self._control = control
+        self._runs: list[subprocess.Popen[str]] = []
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> "LocalSuperLink":
@@ -133,6 +134,11 @@ class LocalSuperLink:
 
     def close(self) -> None:
         """Stop the SuperLink and all processes it started, and remove its home folder."""
+        for run in self._runs:  # which only shows the log
+            if run.poll() is None:
+                run.kill()
+                run.communicate()
+        self._runs.clear()
         process, self._process = self._process, None
         if process is not None:
             stop(process)
@@ -193,7 +199,7 @@ class LocalSuperLink:
         """Start a run, and return the process that shows its log."""
         config_file = self._home / "run-config.toml"
         config_file.write_text(to_toml(run_config), encoding="utf-8")
-        return subprocess.Popen(
+        run = subprocess.Popen(
             ["flwr", "run", str(app), _CONNECTION, "--stream",
              "--run-config", str(config_file), *more],
             env=self.environment,
@@ -202,6 +208,8 @@ class LocalSuperLink:
             stderr=subprocess.STDOUT if quiet else None,
             text=True,
         )  # fmt: skip
+        self._runs.append(run)
+        return run
 
     def finish(self, process: "subprocess.Popen[str]") -> None:
         """Wait for the end of a run that was started.
@@ -280,12 +288,17 @@ def run_simulation(
 
 def stop(process: "subprocess.Popen[bytes]") -> None:
     """Stop a process and all that it started, and wait until they are gone."""
-    family = descendants(process.pid)
+    family = set(descendants(process.pid))
     _signal(process.pid, signal.SIGTERM)
-    _wait_gone([process.pid, *family], _STOP_SECONDS, process)
+    deadline = time.monotonic() + _STOP_SECONDS
+    while process.poll() is None and time.monotonic() < deadline:
+        family.update(descendants(process.pid))  # it may still start some
+        time.sleep(0.1)
+    _wait_gone(family, deadline - time.monotonic())
     for pid in (*family, process.pid):
         _signal(pid, signal.SIGKILL)
     process.wait()
+    _wait_gone(family, _STOP_SECONDS)
 
 
 def descendants(pid: int) -> list[int]:
@@ -318,10 +331,7 @@ def _is_alive(pid: int) -> bool:
     return True
 
 
-def _wait_gone(pids: list[int], seconds: float, leader: "subprocess.Popen[bytes]") -> None:
+def _wait_gone(pids: Iterable[int], seconds: float) -> None:
     deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        leader.poll()  # so that it does not stay as a zombie
-        if not any(_is_alive(pid) for pid in pids):
-            return
+    while any(_is_alive(pid) for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.1)

@@ -61,7 +61,7 @@ _ERROR_KINDS = {
 }
 NO_SECAGG = (
     "the ClientApp has the SecAgg+ mod, which needs rounds that all clients answer together; "
-    "commits come one by one, and would be sent as they are. Use it with a strategy of Flower itself"
+    "commits come one by one, and would be sent as they are; Flower's own strategies work with it"
 )
 NO_ANSWER = ("timeout", "message-unavailable", "reply-unavailable", "node-unavailable")
 

@@ -573,7 +573,7 @@ def test_who_fails_three_times_rests_ever_longer() -> None:
     times = [record["t"] for record in recorder.of("refused")]
     waits = [round(b - a) for a, b in itertools.pairwise(times)]
     assert waits[:2] == [2, 2]
-    # A rest as long as the try before took, then two and four times; each try now has a timer of 10 s.
+    # A rest as long as the try before took, then two and four times; a try now has a timer of 10 s.
     assert waits[2:] == [2 + 10, 20 + 10, 40 + 10]
     assert recorder.state.workers[0].commits == 50
 
