@@ -228,8 +228,9 @@ def recovery_lines() -> list[str]:
         f"{len(faults['rows'])} strategies, three of ten replies being faulty: {faults['crashed']}",
         f"runs crashed, {faults['stuck']} got stuck, {faults['lost_commits']} valid commits were",
         "lost. With one faulty reply in ten, how much higher the loss is than without faults,",
-        "after as many applied commits and at the same time (`digits-mlp`, median of",
-        f"{len(faults['seeds'])} seeds). A barrier counts as passed without those whose replies were refused.",
+        "after as many commits and at the same time (`digits-mlp`, median of",
+        f"{len(faults['seeds'])} seeds). A barrier is passed without those whose replies were",
+        "refused.",
         "",
         *table(
             ["strategy", "after as many commits", "by seed", "at the same time"],
