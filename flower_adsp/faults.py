@@ -33,7 +33,7 @@ def _error(code: int) -> Fault:
 
 def _arrays(change: Callable[[Weights], None]) -> Fault:
     def fault(reply: Message, grid: "FaultyGrid") -> Replies:
-        weights = decode(reply.content[ARRAYS])
+        weights = decode(reply.content.array_records[ARRAYS])
         change(weights)
         reply.content[ARRAYS] = encode(weights)
         return [reply]

@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from urllib.error import URLError
 from urllib.request import urlopen
 
@@ -80,7 +80,7 @@ class LocalSuperLink:
         self._runs: list[subprocess.Popen[str]] = []
         self._process: subprocess.Popen[bytes] | None = None
 
-    def __enter__(self) -> "LocalSuperLink":
+    def __enter__(self) -> Self:
         """Start the SuperLink and wait until it answers."""
         (self._home / "config.toml").write_text(
             f'[superlink]\ndefault = "{_CONNECTION}"\n\n[superlink.{_CONNECTION}]\n'
