@@ -58,6 +58,7 @@ def run(job: tuple[str, str, int, float]) -> dict[str, Any]:
             "seed": seed,
             "output": folder,
             "tracking.progress": "off",
+            "tracking.report": "off",
             "overrides": "network.overhead_s=2 run.norm_limit=20 run.reply_timeout=0.01 "
             f"run.save_every=null {more}",
         }

@@ -107,6 +107,7 @@ def _run(job: Job) -> dict[str, Any]:
             "seed": job.seed,
             "output": folder,
             "tracking.progress": "off",
+            "tracking.report": "off",
             "overrides": f"{SIZE} train.learning_rate={RATE} run.num_rounds={job.rounds} "
             f"run.evaluate_every={'null' if job.until is None else 15} {until} {job.settings}",
         }

@@ -3,6 +3,7 @@
 import argparse
 import json
 import platform
+import resource
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -46,3 +47,15 @@ def write(path: Path | None, seeds: Sequence[int], **content: Any) -> None:
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+
+
+def peak_resident() -> int:
+    """Return the most memory, in bytes, that this process has had resident.
+
+    Linux counts what the parent had when it started this one in ``ru_maxrss``, so it is not asked.
+    """
+    status = Path("/proc/self/status")
+    if status.is_file():
+        lines = dict(line.split(":", 1) for line in status.read_text().splitlines())
+        return int(lines["VmHWM"].split()[0]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

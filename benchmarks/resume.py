@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.report import arguments, print_table, write
 from flower_adsp.config import load_config
-from flower_adsp.experiment import CHECKPOINT, HISTORY, MODEL, SUMMARY
+from flower_adsp.tracking.files import CHECKPOINT, HISTORY, MODEL, SUMMARY
 
 FILES = (HISTORY, SUMMARY, MODEL)
 CASES = {
@@ -43,6 +43,7 @@ def settings(case: str, folder: Path, resume: bool) -> dict[str, Any]:
         "output": str(folder),
         "resume": str(folder) if resume else "",
         "tracking.progress": "off",
+        "tracking.report": "off",
         "overrides": f"run.num_rounds=20 run.evaluate_every=10 {more}",
     }
 

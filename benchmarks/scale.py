@@ -7,7 +7,6 @@ taken out. Each run is a process of its own.
 
 import argparse
 import json
-import resource
 import statistics
 import subprocess
 import sys
@@ -19,7 +18,7 @@ import numpy as np
 from flower_adsp.strategies import Adsp, LoopOptions
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message
 
-from benchmarks.report import arguments, print_table, write
+from benchmarks.report import arguments, peak_resident, print_table, write
 from flower_adsp.devices import DeviceProfile
 from flower_adsp.messages import (
     QUERY_CAPABILITY,
@@ -97,7 +96,7 @@ def run(devices: int, commits: int) -> dict[str, Any]:
         "devices": devices,
         "commits": done,
         "seconds_per_commit": seconds / done,
-        "resident_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "resident_mib": peak_resident() / 2**20,
     }
 
 

@@ -122,6 +122,7 @@ def _run(job: Job) -> dict[str, Any]:
             "seed": job.seed,
             "output": folder,
             "tracking.progress": "off",
+            "tracking.report": "off",
             "overrides": " ".join(
                 [
                     f"network.overhead_s={job.overhead_s}",

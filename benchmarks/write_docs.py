@@ -136,11 +136,15 @@ def memory_lines(result: Mapping[str, Any]) -> list[str]:
         "`mobilenetv2`, 32×32, mini-batches of 32, SGD with momentum, seven devices with budgets",
         f"that are fractions of {result['stock_mib']:.0f} MiB, the peak of stock training; plans",
         "of units and channels. Peaks are metered, in a process of its own for each device.",
-        "Resident is how much the process grew by in two steps; freed blocks are not all used",
-        "again, so it may be more than the peak of live tensors.",
+        "Resident is how much the process grew by in two steps where each tensor is given back",
+        "once freed (`MALLOC_MMAP_THRESHOLD_=65536`); the model itself is there before. By default",
+        "glibc keeps freed blocks in a heap with holes, and the process grows by more. Giving all",
+        "back makes steps of this network up to twice as long, so it is for devices that would",
+        "not have the memory otherwise.",
         "",
         *table(
-            ["device", "budget, MiB", "peak, MiB", "modelled, MiB", "resident, MiB", "units",
+            ["device", "budget, MiB", "peak, MiB", "modelled, MiB", "resident, MiB",
+             "by default, MiB", "units",
              "step by arithmetic", "step, measured"],
             [
                 [
@@ -149,6 +153,7 @@ def memory_lines(result: Mapping[str, Any]) -> list[str]:
                     f"{row['peak_mib']:.1f}",
                     f"{row['modelled_mib']:.1f}",
                     f"{row['resident_mib']:.0f}",
+                    f"{row['resident_default_mib']:.0f}",
                     text(row["units"]),
                     percent(row["time_share"]),
                     percent(row["step_share"]),

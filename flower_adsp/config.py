@@ -25,10 +25,20 @@ from flower_adsp.network import Network
 
 GROUPS = ("strategy", "devices", "task", "network", "plan")
 LAYERS = ("auto", "stock", "memory-true")
+TRACKING = (
+    "progress", "report",
+    "wandb", "wandb_project", "wandb_entity", "wandb_run_id", "wandb_sweep_id",
+)  # fmt: skip
 RUN_CONFIG_KEYS = (
-    *GROUPS, "tracking.progress", "seed", "output", "resume", "initial_model", "overrides",
+    *GROUPS, "seed", "output", "resume", "initial_model", "overrides",
+    *(f"tracking.{key}" for key in TRACKING),
 )  # fmt: skip
 
+_TRACKING_CHOICES = {
+    "progress": ("lines", "off"),
+    "report": ("html", "off"),
+    "wandb": ("disabled", "offline", "online"),
+}
 _PLAIN_TYPES = (bool, int, float, str)
 _SUPPLIED = {"seed", "with_momentum"}  # parameters that the run supplies, not the group's file
 
@@ -66,9 +76,27 @@ class TrainSettings:
 
 @dataclass
 class TrackingSettings:
-    """What is shown while a run goes."""
+    """What is shown while a run goes, and where.
+
+    Attributes
+    ----------
+    progress : str
+        ``lines``, one at each evaluation, or ``off``.
+    report : str
+        ``html``, made at the end of a run if matplotlib is installed, or ``off``.
+    wandb : str
+        Weights & Biases: ``disabled``, ``offline`` or ``online``.
+    wandb_project, wandb_entity, wandb_run_id, wandb_sweep_id : str
+        Weights & Biases' own terms; all but the project may be empty.
+    """
 
     progress: str = "lines"
+    report: str = "html"
+    wandb: str = "disabled"
+    wandb_project: str = "flower-adsp"
+    wandb_entity: str = ""
+    wandb_run_id: str = ""
+    wandb_sweep_id: str = ""
 
 
 @dataclass(frozen=True)
@@ -88,6 +116,11 @@ class Choice:
     name: str
     target: Callable[..., Any]
     settings: dict[str, Any]
+
+    @property
+    def keeps_time(self) -> bool:
+        """Whether this strategy is one of this package's, which run on a clock."""
+        return "loop" in inspect.signature(self.target).parameters
 
     def build(self, **supplied: Any) -> Any:
         """Call the target with its settings, and with those supplied that it takes."""
@@ -186,8 +219,11 @@ def _load(items: tuple[tuple[str, Any], ...]) -> Config:
     require(ok, "seed", seed, "an integer of at least 0")
     overrides = _parse_overrides(_string(given, "overrides", ""))
 
-    base = _read_yaml(conf_folder() / "config.yaml")
-    base["tracking"] = {"progress": _string(given, "tracking.progress", "lines")}
+    base = read_yaml(conf_folder() / "config.yaml")
+    defaults = TrackingSettings()
+    base["tracking"] = {
+        key: _string(given, f"tracking.{key}", getattr(defaults, key)) for key in TRACKING
+    }
     names = {
         "strategy": _string(given, "strategy", "adsp"),
         "devices": _string(given, "devices", "adsp-ec2"),
@@ -208,8 +244,10 @@ def _load(items: tuple[tuple[str, Any], ...]) -> Config:
     network = _typed(Network, "network", _read_choice("network", names["network"]), overrides)
     _check_run(run)
     _check_train(train)
-    if tracking.progress not in ("lines", "off"):
-        raise unknown("tracking.progress", tracking.progress, ("lines", "off"))
+    for key, allowed in _TRACKING_CHOICES.items():
+        if getattr(tracking, key) not in allowed:
+            raise unknown(f"tracking.{key}", getattr(tracking, key), allowed)
+    require(bool(tracking.wandb_project), "tracking.wandb_project", "", "a name")
     return Config(
         seed=seed,
         output=_string(given, "output", ""),
@@ -237,7 +275,14 @@ def _string(given: Mapping[str, Any], key: str, default: str) -> str:
     return str(value)
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Read a file that holds a mapping; interpolations such as ``${args}`` are left as they are.
+
+    Raises
+    ------
+    ConfigError
+        If it cannot be read, or holds something else.
+    """
     try:
         content = OmegaConf.to_container(OmegaConf.load(path))
     except Exception as error:  # YAML parsers raise many kinds
@@ -252,10 +297,10 @@ def _read_choice(group: str, name: str) -> dict[str, Any]:
     if name.endswith((".yaml", ".yml")):
         path = Path(name).expanduser()
         require(path.is_file(), group, name, "a name or the path of an existing YAML file")
-        return _read_yaml(path)
+        return read_yaml(path)
     if name not in choices(group):
         raise unknown(group, name, choices(group))
-    return _read_yaml(conf_folder() / group / f"{name}.yaml")
+    return read_yaml(conf_folder() / group / f"{name}.yaml")
 
 
 def _parse_overrides(text: str) -> dict[str, Any]:

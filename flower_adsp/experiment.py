@@ -5,8 +5,8 @@ import os
 import shutil
 import time
 from datetime import datetime
-from inspect import signature
-from logging import INFO
+from importlib.util import find_spec
+from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,11 @@ from flower_adsp.errors import ConfigError, require
 from flower_adsp.messages import software_versions
 from flower_adsp.tasks.base import Task
 from flower_adsp.tasks.build import build_task
+from flower_adsp.tracking.files import CHECKPOINT, CONFIG, HISTORY, HOST, MODEL, SUMMARY
 from flower_adsp.tracking.history import History
 from flower_adsp.tracking.progress import Progress
 from flower_adsp.tracking.summary import Summary, format_summary
 
-HISTORY, SUMMARY, MODEL, HOST = "history.jsonl", "summary.json", "model.safetensors", "host.json"
-CHECKPOINT, CONFIG = "checkpoint.safetensors", "config.json"
 # What a resumed run may have otherwise than the run that it goes on with.
 _FREE = {
     "num_rounds", "max_seconds", "target_loss", "min_available_nodes", "node_timeout",
@@ -65,9 +64,35 @@ def run_experiment(grid: Grid, config: Config) -> dict[str, Any]:
     callbacks: list[Any] = [History(folder / HISTORY), summary]
     if config.tracking.progress == "lines":
         callbacks.append(Progress())
+    tracker = None
+    if config.tracking.wandb != "disabled":
+        from flower_adsp.tracking.wandb import WandbTracker
+
+        tracker = WandbTracker(config.tracking, folder, config.describe())
+        callbacks.append(tracker)
     strategy = _build_strategy(config, task, callbacks, folder / CHECKPOINT, saved)
     log(INFO, "The files of this run go to %s", folder)
+    try:
+        numbers = _train(grid, config, task, strategy, arrays, folder, summary)
+        if tracker is not None:
+            tracker.complete(numbers)
+    finally:
+        if tracker is not None:
+            tracker.abandon()
+    _write_json(folder / HOST, {"began": began, "seconds": time.time() - began})
+    return numbers
 
+
+def _train(
+    grid: Grid,
+    config: Config,
+    task: Task,
+    strategy: Strategy,
+    arrays: ArrayRecord,
+    folder: Path,
+    summary: Summary,
+) -> dict[str, Any]:
+    """Train, evaluate, and write the run's model, summary and report."""
     evaluate = _Evaluator(task, folder / MODEL)
     result = strategy.start(
         grid,
@@ -85,11 +110,24 @@ def run_experiment(grid: Grid, config: Config) -> dict[str, Any]:
         "test": evaluate.metrics(final, "test"),
     }
     _save_model(folder / MODEL, final)
-    _write_json(folder / HOST, {"began": began, "seconds": time.time() - began})
     _write_json(folder / SUMMARY, numbers)  # last: it says that the run is whole
+    if config.tracking.report == "html":
+        _report(folder)
     for line in format_summary(numbers):
         log(INFO, "%s", line)
     return numbers
+
+
+def _report(folder: Path) -> None:
+    """Write the report, unless what draws it is not installed or there is no history."""
+    if not (folder / HISTORY).is_file() or find_spec("matplotlib") is None:
+        return
+    from flower_adsp.report.page import write_report
+
+    try:
+        write_report([folder], folder)
+    except Exception as error:  # a run that is whole is not to fail for a picture
+        log(WARNING, "No report was made: %s: %s", type(error).__name__, error)
 
 
 def saved_settings(folder: Path) -> tuple[dict[str, Any], int]:
@@ -177,15 +215,14 @@ def _build_strategy(
         norm_limit=run.norm_limit,
     )
     strategy = config.strategy.build(loop=loop)
-    is_ours = "loop" in signature(config.strategy.target).parameters
     require(
-        planner is None or is_ours,
+        planner is None or config.strategy.keeps_time,
         "plan",
         config.plan.name,
         f"none with the strategy {config.strategy.name!r}, which trains whole models",
     )
     require(
-        resume is None or is_ours,
+        resume is None or config.strategy.keeps_time,
         "resume",
         config.resume,
         f"empty with the strategy {config.strategy.name!r}, which keeps no checkpoints; "
@@ -305,15 +342,3 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
     temporary = path.with_suffix(".partial")
     temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     temporary.replace(path)
-
-
-__all__ = [
-    "CHECKPOINT",
-    "HISTORY",
-    "HOST",
-    "MODEL",
-    "SUMMARY",
-    "check_config",
-    "run_experiment",
-    "saved_settings",
-]

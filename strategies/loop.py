@@ -187,6 +187,7 @@ class EventLoop:
                     "device": worker.profile.name,
                     "speed": worker.speed,
                     "examples": worker.num_examples,
+                    "memory_mib": worker.profile.memory_mib,
                 }
                 for worker in workers
             ],
@@ -870,8 +871,14 @@ class EventLoop:
         if not is_new:
             return
         self.strategy.evaluated(metrics)
-        record: dict[str, Any] = {"index": self.state.index, "commits": self.state.commits}
-        record |= dict(metrics)
+        workers = self.state.workers.values()
+        record: dict[str, Any] = {
+            "index": self.state.index,
+            "commits": self.state.commits,
+            "bytes_up": sum(worker.bytes_up for worker in workers),
+            "bytes_down": sum(worker.bytes_down for worker in workers),
+            **metrics,
+        }
         loss = metrics.get("loss")
         if isinstance(loss, int | float):
             smoothed = self.smoothed.add(self.state.seconds, float(loss))

@@ -78,7 +78,12 @@ def run_folder(tmp_path: Path) -> Callable[..., Path]:
 
     def run(name: str, nodes: int = 4, grid_options: Any = None, **run_config: Any) -> Path:
         folder = tmp_path / name
-        settings = {"task": "digits-mlp", "output": str(folder), **run_config}
+        settings = {
+            "task": "digits-mlp",
+            "output": str(folder),
+            "tracking.report": "off",
+            **run_config,
+        }
         with InProcessGrid(app, nodes, settings, **(grid_options or {})) as grid:
             run_experiment(grid, load_config(settings))
         return folder

@@ -28,6 +28,7 @@ def test_a_barrier_run_is_timed_as_the_event_loop_would(tmp_path: Path) -> None:
             "network": "fixed",
             "output": str(tmp_path / f"{devices}{overhead}"),
             "tracking.progress": "off",
+            "tracking.report": "off",
             "overrides": f"strategy.local_steps=2 network.overhead_s={overhead} task.batch_size=32 "
             f"run.num_rounds=40 run.evaluate_every={every}",
         }

@@ -66,6 +66,7 @@ def settings_of(case: str) -> dict[str, Any]:
         "task": "digits-mlp",
         "devices": "adsp-ec2",
         "tracking.progress": "off",
+        "tracking.report": "off",
         "overrides": f"{BASE} {overrides}",
         **more,
     }

@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,12 +27,16 @@ class History(Callback):
         path.touch()
         self._file = path.open("r+", encoding="utf-8")
         self._is_cut = False
+        self._flushed = 0.0
 
     def on_event(self, record: Record, state: "FederationState") -> None:
         """Write the record."""
         self._cut(0)
         self._file.write(json.dumps(record) + "\n")
-        if record["event"] != "commit":  # what a reader waits for is seen at once
+        now = time.monotonic()
+        # What a reader waits for is seen at once, commits within half a second of the host's.
+        if record["event"] != "commit" or now - self._flushed > 0.5:
+            self._flushed = now
             self._file.flush()
 
     def _cut(self, size: int) -> None:

@@ -26,6 +26,7 @@ SETTINGS = {
     "devices": "measured",
     "task": "digits-mlp",
     "tracking.progress": "off",
+    "tracking.report": "off",
     "overrides": "strategy.check_period=45 strategy.commit_rate=1 run.min_available_nodes=3 "
     "run.evaluate_every=15",
 }

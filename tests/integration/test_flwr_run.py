@@ -23,6 +23,7 @@ SETTINGS = {
     "seed": 3,
     "overrides": "run.num_rounds=3 strategy.check_period=10",
     "tracking.progress": "off",
+    "tracking.report": "off",
 }
 DETERMINISTIC = ("history.jsonl", "model.safetensors", "summary.json")
 
