@@ -35,16 +35,18 @@ UNEQUAL = (0.015625, 0.015625, 0.03125, 0.03125, 0.03125, 0.0625, 0.0625)
 STEPS, RATE, TARGET = 1500, 0.2, 0.25
 MBPS, LATENCY = 20.0, 0.01
 DECAY = "train.half_life=200"
+UNITS = "dsparse, whole units"
 METHODS = {  # plan and settings
     "everything": ("everything", ""),
-    "dsparse": ("dsparse", " plan.channels=false"),
-    "dsparse, rotating": ("dsparse", " plan.channels=false plan.rotate=true plan.period=5"),
-    "dsparse, channels": ("dsparse", " plan.channels=true"),
+    "dsparse": ("dsparse", " plan.channels=true"),
+    UNITS: ("dsparse", " plan.channels=false"),
+    f"{UNITS}, rotating": ("dsparse", " plan.channels=false plan.rotate=true plan.period=5"),
     "suffix": ("suffix", ""),
     "alone": ("alone", " plan.channels=false"),
     "head": ("head", ""),
 }
-CONTROLS = ("dsparse, channels", "suffix", "alone", "head")  # with one seed, the others with all
+MAIN = ("everything", "dsparse")  # with all seeds
+CONTROLS = ("suffix", "alone", "head")  # with one seed; the others with three
 
 
 @dataclass(frozen=True)
@@ -195,7 +197,7 @@ def plan_of(budgets: Sequence[float]) -> tuple[LayerPlan, Weights]:
         Member(i, f"d{i}", budget * stock_peak(), 514, task.batch_size)
         for i, budget in enumerate(budgets)
     ]
-    return LayerPlanner(task, channels=False).make(members, model), model
+    return LayerPlanner(task, channels=True).make(members, model), model
 
 
 def rounds_to(curve: Iterable[Sequence[float]], accuracy: float) -> float | None:
@@ -225,7 +227,7 @@ def accuracy_rows(
         (method, job_of(method, 10, seed, steps))
         for seed in seeds
         for method in methods
-        if method not in CONTROLS or seed in seeds[:1]
+        if method in MAIN or seed in seeds[: 1 if method in CONTROLS else 3]
     ]
     done = list(pool.map(run, [job for _, job in jobs]))
     by: dict[str, list[dict[str, Any]]] = {method: [] for method in methods}
@@ -268,7 +270,7 @@ def aggregation_rows(
     """Return, for each τ, the time spent on aggregation until FedAvg's accuracy less a point."""
     plan, model = plan_of(TIGHT)
     once = aggregation(plan, model)
-    cases = [(method, tau) for tau in taus for method in ("everything", "dsparse")]
+    cases = [(method, tau) for tau in taus for method in MAIN]
     jobs = [job_of(method, tau, seed, steps) for method, tau in cases for seed in seeds]
     done = list(pool.map(run, jobs))
     by = {
@@ -279,7 +281,7 @@ def aggregation_rows(
     goal = max(statistics.fmean([a for _, a in r["curve"][-5:]]) for r in fedavg) - 0.01
     rows = []
     for tau in taus:
-        for method in ("everything", "dsparse"):
+        for method in MAIN:
             results = by[(method, tau)]
             rounds = [rounds_to(r["curve"], goal) for r in results]
             is_full = method == "everything"
@@ -307,25 +309,36 @@ def aggregation_rows(
     return rows, summary
 
 
-def time_rows(pool: ProcessPoolExecutor, seeds: list[int]) -> list[dict[str, Any]]:
-    """Return the virtual time to a loss on unequal devices, with and without waiting."""
-    base = Job("dsparse", "dsparse", "", 0, WIDE, UNEQUAL, 10**6, TARGET)
-    units = " plan.channels=false"
+def time_rows(pool: ProcessPoolExecutor, tuning: int, seeds: list[int]) -> list[dict[str, Any]]:
+    """Return the virtual time to a loss on unequal devices, with and without waiting.
+
+    Commit rates and local steps are those that are soonest with the seed for tuning.
+    """
+    base = Job("dsparse", "dsparse", "", tuning, WIDE, UNEQUAL, 10**6, TARGET)
     choices = {
-        "adsp, plan": replace(base, strategy="adsp", settings=f"strategy.commit_rate=8{units}"),
-        "dsparse, 10 steps": replace(base, settings=f"strategy.local_steps=10{units}"),
+        "adsp, plan": [
+            replace(base, strategy="adsp", settings=f"strategy.commit_rate={rate}")
+            for rate in (8, 16, 24)
+        ],
+        "dsparse": [replace(base, settings=f"strategy.local_steps={tau}") for tau in (5, 10, 20)],
     }
+    channels = " plan.channels=true"
     rows = []
-    for name, job in choices.items():
-        results = list(pool.map(run, [replace(job, seed=seed) for seed in seeds]))
+    for name, jobs in choices.items():
+        jobs = [replace(job, settings=job.settings + channels) for job in jobs]
+        tried = [result["seconds"] or float("inf") for result in pool.map(run, jobs)]
+        best = jobs[tried.index(min(tried))]
+        results = list(pool.map(run, [replace(best, seed=seed) for seed in seeds]))
         seconds = [result["seconds"] for result in results]
-        reached = [each for each in seconds if each is not None]
+        is_reached = all(each is not None for each in seconds)
         rows.append(
             {
                 "strategy": name,
+                "settings": best.settings,
                 "target_loss": TARGET,
+                "tried": dict(zip((job.settings for job in jobs), tried, strict=True)),
                 "seconds": seconds,
-                "seconds_median": statistics.median(reached) if reached else None,
+                "seconds_median": statistics.median(seconds) if is_reached else None,
                 "accuracy": statistics.fmean(result["accuracy"] for result in results),
             }
         )
@@ -334,15 +347,15 @@ def time_rows(pool: ProcessPoolExecutor, seeds: list[int]) -> list[dict[str, Any
 
 def training(quick: bool) -> tuple[list[int], dict[str, Any], Mapping[str, Any]]:
     """Run it all; return the seeds, the rows and the numbers they come to."""
-    seeds = [1] if quick else [1, 2, 3]
+    seeds = [1] if quick else [1, 2, 3, 4, 5]
     steps = 200 if quick else STEPS
     with ProcessPoolExecutor(os.cpu_count()) as pool:
-        methods = ("everything", "dsparse") if quick else tuple(METHODS)
+        methods = MAIN if quick else tuple(METHODS)
         accuracy, summary = accuracy_rows(pool, seeds, methods, steps)
         print_table(accuracy, ["method", "accuracy_mean", "loss_mean", "gap", "gap_interval",
                                "uncovered"])  # fmt: skip
-        times = [] if quick else time_rows(pool, seeds[:2])
-        print_table(times, ["strategy", "seconds_median", "seconds", "accuracy"])
+        times = [] if quick else time_rows(pool, 0, seeds[:3])
+        print_table(times, ["strategy", "settings", "seconds_median", "seconds", "accuracy"])
         rows, more = aggregation_rows(pool, seeds, (10,), steps)
         print_table(rows, ["method", "local_steps", "rounds", "star_seconds", "ring_seconds"])
     return seeds, {"accuracy": accuracy, "aggregation": rows, "time": times}, summary | more

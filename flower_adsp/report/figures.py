@@ -114,8 +114,8 @@ def rate_figure(runs: Sequence[Run]) -> Figure | None:
     axes[0].set(xlabel="seconds of the run's clock", ylabel="commits in a period", ylim=(0, None))
     axes[0].legend(frameon=False)
     for axis, key in zip(axes[1:], rewards, strict=True):
-        values = [record.get(key) for record in searched]
-        axis.plot([record["t"] for record in searched], values, "o-", color=COLOURS[2])
+        found = [record for record in searched if record.get(key) is not None]
+        axis.plot([r["t"] for r in found], [r[key] for r in found], "o-", color=COLOURS[2])
         axis.set(
             xlabel="seconds of the run's clock",
             ylabel=f"{key.removesuffix('_reward')} reward of the latest window",
