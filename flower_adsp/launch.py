@@ -251,13 +251,16 @@ def run_simulation(
     num_supernodes: int,
     num_actors: int,
     quiet: bool = False,
+    link: LocalSuperLink | None = None,
 ) -> dict[str, Any]:
-    """Run an app that writes a ``summary.json``, with a SuperLink of its own.
+    """Run an app that writes a ``summary.json``.
 
     Parameters
     ----------
     app, run_config, num_supernodes, num_actors, quiet
         As for `LocalSuperLink.run`; the run config must hold an absolute ``output``.
+    link : LocalSuperLink or None (default: None)
+        A SuperLink that has been started; None: one that serves this run only.
 
     Returns
     -------
@@ -276,8 +279,8 @@ def run_simulation(
         raise ConfigError(f"output = {str(output)!r} must be an absolute path")
     summary = output / "summary.json"
     summary.unlink(missing_ok=True)  # one of an earlier run would hide a failure
-    with LocalSuperLink() as link:
-        link.run(app, run_config, num_supernodes, num_actors, quiet)
+    with contextlib.nullcontext(link) if link else LocalSuperLink() as used:
+        used.run(app, run_config, num_supernodes, num_actors, quiet)
     if not summary.is_file():
         raise RunFailed(f"the run left no {summary}")
     return dict(json.loads(summary.read_text(encoding="utf-8")))

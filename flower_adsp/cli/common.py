@@ -13,7 +13,7 @@ import typer
 
 from flower_adsp.config import GROUPS, RUN_CONFIG_KEYS, Config, load_config
 from flower_adsp.errors import ConfigError, FlowerAdspError, unknown
-from flower_adsp.launch import RunFailed, run_simulation
+from flower_adsp.launch import LocalSuperLink, RunFailed, run_simulation
 
 FAILED, WRONG, INTERRUPTED = 1, 2, 130
 _DEFAULT_NODES = 18  # where a preset describes one device, or none
@@ -117,6 +117,7 @@ def simulate(
     num_supernodes: int,
     num_actors: int,
     live: bool | None = None,
+    link: LocalSuperLink | None = None,
 ) -> dict[str, Any]:
     """Run a simulation to its end, and show it as it goes.
 
@@ -130,6 +131,8 @@ def simulate(
         Devices, and Ray actors that take turns in being one; 0 chooses.
     live : bool or None (default: None)
         A live table in place of log lines; None: if this is a terminal.
+    link : LocalSuperLink or None (default: None)
+        A SuperLink that serves several runs.
 
     Returns
     -------
@@ -143,9 +146,9 @@ def simulate(
     if live is None:
         live = sys.stdout.isatty()
     if not live:
-        return run_simulation(app.absolute(), run_config, nodes, actors)
+        return run_simulation(app.absolute(), run_config, nodes, actors, link=link)
     with LiveView(Path(run_config["output"])):
-        return run_simulation(app.absolute(), run_config, nodes, actors, quiet=True)
+        return run_simulation(app.absolute(), run_config, nodes, actors, True, link)
 
 
 def print_table(head: list[str], rows: list[list[str]]) -> None:

@@ -7,6 +7,7 @@ import typer
 
 from flower_adsp.cli import common
 from flower_adsp.errors import ConfigError
+from flower_adsp.launch import LocalSuperLink
 from flower_adsp.report.page import comparison_rows, write_report
 from flower_adsp.report.runs import read_run
 
@@ -71,9 +72,10 @@ def compare(
                     f"strategies: {config.strategy.name!r} is one of Flower's own, which keep no "
                     "time; fixed-adacomm is FedAvg with a number of local steps"
                 )
-        for run_config in run_configs:
-            typer.echo(f"{run_config['strategy']}:")
-            common.simulate(app, run_config, num_supernodes, num_actors)
+        with LocalSuperLink() as link:
+            for run_config in run_configs:
+                typer.echo(f"{run_config['strategy']}:")
+                common.simulate(app, run_config, num_supernodes, num_actors, link=link)
         folders = [Path(str(run_config["output"])) for run_config in run_configs]
         head, rows = comparison_rows([read_run(each) for each in folders])
         typer.echo("")

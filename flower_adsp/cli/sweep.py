@@ -9,7 +9,7 @@ import typer
 
 from flower_adsp.cli import common
 from flower_adsp.errors import ConfigError
-from flower_adsp.launch import RunFailed
+from flower_adsp.launch import LocalSuperLink, RunFailed
 from flower_adsp.sweeps import Sweep, figure, read_sweep
 
 TABLE = "sweep.csv"
@@ -48,17 +48,22 @@ def sweep(
             common.checked(run_config)  # before the first of them takes its time
             run_configs.append(run_config | {"output": str(folder / f"run-{number}")})
         rows: list[dict[str, Any]] = []
-        for number, (values, run_config) in enumerate(zip(combinations, run_configs, strict=True)):
-            shown = ", ".join(f"{key}={value}" for key, value in values.items())
-            typer.echo(f"Run {number + 1} of {len(run_configs)}: {shown}")
-            try:
-                summary = common.simulate(app, run_config, num_supernodes, num_actors)
-                found, state = figure(summary, chosen.metric), "finished"
-            except RunFailed as error:
-                typer.secho(f"Error: {error}", fg="red", err=True)
-                found, state = None, "failed"
-            rows.append({"run": f"run-{number}", **values, chosen.metric: found, "state": state})
-            _save(folder / TABLE, rows)
+        with LocalSuperLink() as link:
+            for number, values in enumerate(combinations):
+                shown = ", ".join(f"{key}={_text(value)}" for key, value in values.items())
+                typer.echo(f"Run {number + 1} of {len(combinations)}: {shown}")
+                try:
+                    summary = common.simulate(
+                        app, run_configs[number], num_supernodes, num_actors, link=link
+                    )
+                    found, state = figure(summary, chosen.metric), "finished"
+                except RunFailed as error:
+                    typer.secho(f"Error: {error}", fg="red", err=True)
+                    found, state = None, "failed"
+                rows.append(
+                    {"run": f"run-{number}", **values, chosen.metric: found, "state": state}
+                )
+                _save(folder / TABLE, rows)
         _show(chosen, rows)
         typer.echo(f"Table: {folder / TABLE}")
     if any(row["state"] == "failed" for row in rows):

@@ -4,6 +4,8 @@ import pytest
 from typer.testing import CliRunner
 
 from flower_adsp.cli import main
+from flower_adsp.cli.common import number_of_nodes, with_settings
+from flower_adsp.config import choices, load_config
 from flower_adsp.errors import ConfigError
 from flower_adsp.launch import run_simulation, to_toml
 
@@ -75,3 +77,93 @@ def test_plan(
     result = CliRunner().invoke(main, words)
     assert said in result.output
     assert result.exit_code == code
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["run", "strategy.commit_rat=2"],
+        ["run", "speed=3"],
+        ["run", "ssp"],
+        ["run", "seed=one"],
+        ["run", "tracking.wandb=maybe"],
+        ["compare", "--strategies", "adsp"],
+        ["compare", "--strategies", "adsp,adsp"],
+        ["compare", "--strategies", "adsp,fedavg"],
+        ["compare", "--strategies", "adsp,bsq"],
+        ["report", "nowhere"],
+        ["sweep", "nothing"],
+        ["sweep", "strategies", "run.most=3"],
+        ["devices", "show", "toasters"],
+        ["resume", "nowhere"],
+    ],
+)
+def test_wrong_words_exit_with_2_and_say_why(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 2
+    assert "Error: " in result.output
+    wrong = words[-1].partition("=")[0].split(",")[-1]
+    assert wrong in result.output
+    assert "Traceback" not in result.output
+
+
+def test_a_sweep_over_a_key_that_does_not_exist_runs_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("method: grid\nparameters:\n  strategy.commit_rte: {values: [1, 2]}\n")
+    result = CliRunner().invoke(main, ["sweep", str(file), "--output", str(tmp_path / "out")])
+    assert result.exit_code == 2
+    assert "strategy.commit_rte" in result.output
+    assert "commit_rate" in result.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_settings_are_laid_over_each_other() -> None:
+    base = {"strategy": "adsp", "overrides": "run.num_rounds=2"}
+    merged = with_settings(base, ["strategy=ssp", "seed=4", "task.name=a b", "tracking.wandb=x"])
+    assert merged == {
+        "strategy": "ssp",
+        "seed": 4,
+        "tracking.wandb": "x",
+        "overrides": "run.num_rounds=2 task.name='a b'",
+    }
+
+
+def test_presets_are_listed_and_shown() -> None:
+    listed = CliRunner().invoke(main, ["devices", "list"])
+    assert listed.exit_code == 0
+    for name in choices("devices"):
+        assert name in listed.output
+    shown = CliRunner().invoke(main, ["devices", "show", "adsp-ec2"])
+    assert shown.exit_code == 0
+    for said in ("t2.large", "AAAI 2020", "H = 2.06"):
+        assert said in shown.output
+
+
+def test_a_measurement_is_a_preset(tmp_path: Path) -> None:
+    measured = CliRunner().invoke(main, ["devices", "measure", "--task", "digits-mlp"])
+    assert measured.exit_code == 0
+    path = tmp_path / "mine.yaml"
+    path.write_text(measured.stdout)
+    ((profile, count),) = load_config({"devices": str(path)}).devices.profiles
+    assert count == 1
+    assert 0 < profile.seconds_per_sample < 1
+
+
+def test_as_many_devices_as_the_preset_has() -> None:
+    for name, expected in (("dsparse-seven", 7), ("adsp-ec2-36", 36), ("uniform", 18)):
+        assert number_of_nodes(load_config({"devices": name}), 0) == expected
+    assert number_of_nodes(load_config({"devices": "phones"}), 4) == 4
+
+
+@pytest.mark.parametrize(
+    "command", ["run", "resume", "compare", "report", "plan", "sweep", "deploy-demo", "devices"]
+)
+def test_every_command_explains_itself(command: str) -> None:
+    result = CliRunner().invoke(main, [command, "--help"], env={"COLUMNS": "200"})
+    assert result.exit_code == 0
+    assert "Usage" in result.output
+    if command not in ("deploy-demo", "devices"):
+        assert "Example: flower-adsp" in result.output

@@ -1,5 +1,6 @@
 """The real ``flwr run``: SuperLink, Ray actors and all."""
 
+import csv
 import json
 import os
 import subprocess
@@ -107,3 +108,49 @@ def test_the_command_runs_a_user_s_own_task(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Test: loss" in done.stdout
     assert (tmp_path / "run" / "model.safetensors").is_file()
+
+
+def command(*words: str) -> subprocess.CompletedProcess[str]:
+    executable = str(Path(sys.executable).parent / "flower-adsp")
+    return subprocess.run([executable, *words], capture_output=True, text=True, check=False)
+
+
+def test_strategies_are_compared_and_the_report_is_there(tmp_path: Path) -> None:
+    done = command(
+        "compare", "--strategies", "adsp,fedasync", "--task", "digits-mlp", "--seconds", "20",
+        "--num-supernodes", "3", "--num-actors", "1", "--output", str(tmp_path / "both"),
+        "--app", str(ROOT),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    table = done.stdout[done.stdout.rindex("run  ") :].splitlines()
+    assert [line.split()[0] for line in table[1:3]] == ["adsp", "fedasync"]
+    assert "All runs have the same seed" in (tmp_path / "both" / "report.html").read_text()
+    assert (tmp_path / "both" / "figures" / "loss.png").is_file()
+    for name in ("adsp", "fedasync"):
+        assert json.loads((tmp_path / "both" / name / "summary.json").read_text())["seconds"] == 20
+
+
+def test_a_sweep_of_four_runs_comes_to_one_table(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        "method: grid\nmetric: {name: test.loss, goal: minimize}\nparameters:\n"
+        "  strategy.commit_rate: {values: [1, 2]}\n  train.learning_rate: {values: [0.05, 0.2]}\n"
+    )
+    done = command(
+        "sweep", str(file), "task=digits-mlp", "run.num_rounds=2", "strategy.check_period=10",
+        "tracking.report=off", "--num-supernodes", "2", "--num-actors", "1",
+        "--output", str(tmp_path / "sweep"), "--app", str(ROOT),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    with (tmp_path / "sweep" / "sweep.csv").open() as lines:
+        rows = list(csv.DictReader(lines))
+    assert [(row["strategy.commit_rate"], row["train.learning_rate"]) for row in rows] == [
+        ("1", "0.05"), ("1", "0.2"), ("2", "0.05"), ("2", "0.2"),
+    ]  # fmt: skip
+    for row in rows:
+        summary = json.loads((tmp_path / "sweep" / row["run"] / "summary.json").read_text())
+        assert float(row["test.loss"]) == summary["test"]["loss"]
+        assert row["state"] == "finished"
+    best = min(rows, key=lambda row: float(row["test.loss"]))
+    shown = done.stdout[done.stdout.rindex("run    ") :].splitlines()
+    assert shown[1].split()[0] == best["run"]
