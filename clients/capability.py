@@ -1,14 +1,14 @@
 """The handler of ``query.capability``: who the device is and what it can do."""
 
-from flower_adsp.clients.device import device_of
+from flower_adsp.clients.device import Own, device_of
 from flwr.app import Context, Message
 
 from flower_adsp.messages import Capability, encode_capability, software_versions
 
 
-def handle_capability(message: Message, context: Context) -> Message:
+def handle_capability(message: Message, context: Context, own: Own | None = None) -> Message:
     """Answer with the device's profile, the size of its data, and its versions."""
-    device = device_of(context)
+    device = device_of(context, own)
     return encode_capability(
         message,
         Capability(

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from flower_adsp.clients.device import Device, device_of
+from flower_adsp.clients.device import Device, Own, device_of
 from flower_adsp.clients.portions import committed_buffers, trainable
 from flower_adsp.clients.training import Trained, make_optimizer, train
 from flwr.app import Array, ArrayRecord, Context, Message
@@ -19,7 +19,7 @@ _MOMENTUM, _MODEL = "flower-adsp.momentum", "flower-adsp.model"
 _CHANNELS_OF = "channels of "
 
 
-def handle_commit(message: Message, context: Context) -> Message:
+def handle_commit(message: Message, context: Context, own: Own | None = None) -> Message:
     """Train as assigned and commit the update U_i.
 
     Parameters
@@ -38,7 +38,7 @@ def handle_commit(message: Message, context: Context) -> Message:
     assignment, arrays, given = decode_assignment(message)
     for key, record in given.items():  # it has lost what it kept
         context.state[key] = record
-    device = device_of(context)
+    device = device_of(context, own)
     model = device.task.build_model().to(device.accelerator)
     trained = trainable(model, device, assignment)
     optimizer = make_optimizer(device, trained.values(), assignment.lr)

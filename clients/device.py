@@ -1,5 +1,6 @@
 """What a device knows of itself: its settings, task, data and profile."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import isfinite
@@ -8,7 +9,7 @@ from typing import Any
 import torch
 from flwr.app import Context
 
-from flower_adsp.config import Config, load_config
+from flower_adsp.config import Choice, Config, Devices, load_config
 from flower_adsp.devices import DeviceProfile, deal, measure, with_overrides
 from flower_adsp.errors import require
 from flower_adsp.tasks.base import Task
@@ -67,8 +68,45 @@ class Device:
         return pick_accelerator(self.config.train.device)
 
 
-def device_of(context: Context) -> Device:
+@dataclass(frozen=True)
+class Own:
+    """What a Flower app of a user's own brings, in place of names in the run config.
+
+    Parameters
+    ----------
+    task : Callable[..., Task]
+        Returns the task; called with ``seed`` if it takes that.
+    devices : tuple[DeviceProfile, ...] (default: ())
+        Profiles of simulated devices, in turn; none: those of the run config.
+    """
+
+    task: Callable[..., Task]
+    devices: tuple[DeviceProfile, ...] = ()
+
+    def config(self, run_config: Mapping[str, Any]) -> Config:
+        """Return the settings; the app's own keys of the run config are left to it."""
+        settings = {key: run_config[key] for key in _SHARED if key in run_config}
+        config = load_config(settings)
+        task = Choice(getattr(self.task, "__name__", "own"), self.task, {})
+        if not self.devices:
+            return replace(config, task=task)
+        profiles = [(profile, 1) for profile in self.devices]
+        return replace(config, task=task, devices=Devices("own", "the app's own", profiles))
+
+
+# What the run config of any app may say to its devices.
+_SHARED = ("devices", "seed", "overrides")
+
+
+def device_of(context: Context, own: Own | None = None) -> Device:
     """Return the device that a context belongs to; it is built once a process.
+
+    Parameters
+    ----------
+    context : Context
+        Flower's context.
+    own : Own or None (default: None)
+        The app's own task; None takes the one that the run config names.
 
     Raises
     ------
@@ -79,15 +117,17 @@ def device_of(context: Context) -> Device:
     """
     torch.set_num_threads(1)  # so that results do not depend on how many cores there are
     return _build(
-        tuple(sorted(context.run_config.items())), tuple(sorted(context.node_config.items()))
+        tuple(sorted(context.run_config.items())), tuple(sorted(context.node_config.items())), own
     )
 
 
 @lru_cache(maxsize=256)
 def _build(
-    run_config: tuple[tuple[str, Any], ...], node_config: tuple[tuple[str, Any], ...]
+    run_config: tuple[tuple[str, Any], ...],
+    node_config: tuple[tuple[str, Any], ...],
+    own: Own | None,
 ) -> Device:
-    config = load_config(dict(run_config))
+    config = load_config(dict(run_config)) if own is None else own.config(dict(run_config))
     task = build_task(config)
     node = dict(node_config)
     partition_id, num_partitions = node.get("partition-id"), node.get("num-partitions")

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from flower_adsp.clients.device import device_of
+from flower_adsp.clients.device import Own, device_of
 from flower_adsp.clients.training import make_optimizer, train
 from flwr.app import ArrayRecord, Context, Message
 from torch import Tensor, nn
@@ -18,14 +18,14 @@ from flower_adsp.messages import (
 )
 
 
-def handle_train(message: Message, context: Context) -> Message:
+def handle_train(message: Message, context: Context, own: Own | None = None) -> Message:
     """Train for one local epoch, or for the ``local-steps`` of the message's config.
 
     ``lr`` in the config overrides the run's learning rate; ``proximal-mu`` adds FedProx's term
     (μ/2)·‖w − w_global‖² (Li et al., MLSys 2020, https://arxiv.org/abs/1812.06127).
     """
     settings, arrays = decode_train_request(message)
-    device = device_of(context)
+    device = device_of(context, own)
     model = device.task.build_model().to(device.accelerator)
     model.load_state_dict(arrays.to_torch_state_dict())
     steps = settings.get("local-steps", device.train.steps_per_epoch)
@@ -49,10 +49,10 @@ def handle_train(message: Message, context: Context) -> Message:
     return encode_train_reply(message, reply, len(device.train), trained.mean_loss)
 
 
-def handle_evaluate(message: Message, context: Context) -> Message:
+def handle_evaluate(message: Message, context: Context, own: Own | None = None) -> Message:
     """Evaluate the model on the device's own held-out share."""
     _, arrays = decode_train_request(message)
-    device = device_of(context)
+    device = device_of(context, own)
     model = device.task.build_model().to(device.accelerator)
     model.load_state_dict(arrays.to_torch_state_dict())
     indices = device.held_out.indices

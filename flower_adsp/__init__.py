@@ -20,6 +20,7 @@ _PUBLIC = {
     "Bsp": "flower_adsp.strategies",
     "CommitStrategy": "flower_adsp.strategies",
     "DSparse": "flower_adsp.strategies",
+    "DSparsePlan": "flower_adsp.sparse.plan",
     "LayerPlanner": "flower_adsp.sparse.plan",
     "LoopOptions": "flower_adsp.strategies",
     "DeviceProfile": "flower_adsp.devices",

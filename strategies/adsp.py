@@ -20,6 +20,7 @@ from flwr.common.logger import log
 from flower_adsp.arrays import Weights, add_scaled
 from flower_adsp.errors import require, unknown
 from flower_adsp.messages import Commit
+from flower_adsp.sparse.plan import LayerPlanner
 
 REWARDS = ("published", "robust")
 
@@ -70,6 +71,8 @@ class Adsp(CommitStrategy):
         As for `CommitRateSearch`.
     loop : LoopOptions | None (default: None)
         Options of the event loop.
+    plan : LayerPlanner | None (default: None)
+        Plans which worker trains which layers; in place of the options' `planner`.
     """
 
     stored: tuple[str, ...] = (
@@ -95,8 +98,9 @@ class Adsp(CommitStrategy):
         reevaluate: bool = False,
         loss_jump: float | None = None,
         loop: LoopOptions | None = None,
+        plan: LayerPlanner | None = None,
     ) -> None:
-        super().__init__(loop)
+        super().__init__(loop, plan)
         require(check_period > 0, "check_period", check_period, "above 0 seconds")
         require(
             commit_rate is None or commit_rate >= 1,

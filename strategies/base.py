@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from logging import INFO
 from typing import Any, NoReturn
 
@@ -13,7 +14,9 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from flwr.serverapp.strategy.strategy_utils import log_strategy_start_info
 
+from flower_adsp.errors import require
 from flower_adsp.messages import Commit
+from flower_adsp.sparse.plan import LayerPlanner
 
 
 class CommitStrategy(Strategy):
@@ -27,6 +30,8 @@ class CommitStrategy(Strategy):
     ----------
     loop : LoopOptions | None (default: None)
         Clock, network, ends and evaluation; None for the defaults.
+    plan : LayerPlanner | None (default: None)
+        Plans which worker trains which layers; in place of the options' `planner`.
 
     Attributes
     ----------
@@ -47,8 +52,12 @@ class CommitStrategy(Strategy):
     stored: tuple[str, ...] = ()
     stored_kinds: tuple[type, ...] = ()
 
-    def __init__(self, loop: LoopOptions | None = None) -> None:
-        self.loop = loop or LoopOptions()
+    def __init__(self, loop: LoopOptions | None = None, plan: LayerPlanner | None = None) -> None:
+        options = loop or LoopOptions()
+        require(
+            plan is None or options.planner is None, "plan", plan, "None where loop has a planner"
+        )
+        self.loop = options if plan is None else replace(options, planner=plan)
         self.state: FederationState
 
     # --------------------------------------------------------------------------- the questions

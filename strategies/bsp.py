@@ -12,6 +12,7 @@ from flower_adsp.strategies.state import Work, Worker
 from flower_adsp.arrays import add_scaled, mix_buffers
 from flower_adsp.errors import require
 from flower_adsp.messages import Commit
+from flower_adsp.sparse.plan import LayerPlanner
 
 
 class Bsp(CommitStrategy):
@@ -27,12 +28,19 @@ class Bsp(CommitStrategy):
         τ, steps of each worker between barriers.
     loop : LoopOptions | None (default: None)
         Options of the event loop.
+    plan : LayerPlanner | None (default: None)
+        Plans which worker trains which layers; in place of the options' `planner`.
     """
 
     stored: tuple[str, ...] = ("_arrived", "_is_open")
 
-    def __init__(self, local_steps: int = 1, loop: LoopOptions | None = None) -> None:
-        super().__init__(loop)
+    def __init__(
+        self,
+        local_steps: int = 1,
+        loop: LoopOptions | None = None,
+        plan: LayerPlanner | None = None,
+    ) -> None:
+        super().__init__(loop, plan)
         require(local_steps >= 1, "local_steps", local_steps, "at least 1")
         self.local_steps = local_steps
         self._arrived: dict[int, Commit | None] = {}

@@ -8,6 +8,7 @@ from flower_adsp.strategies.bsp import Bsp
 from flower_adsp.strategies.options import LoopOptions
 
 from flower_adsp.errors import require
+from flower_adsp.sparse.plan import LayerPlanner
 
 
 class DSparse(Bsp):
@@ -26,11 +27,18 @@ class DSparse(Bsp):
     local_steps : int (default: 10)
         τ, steps of each worker between barriers.
     loop : LoopOptions | None (default: None)
-        Options of the event loop; it must have a planner.
+        Options of the event loop.
+    plan : LayerPlanner | None (default: None)
+        Plans which worker trains which layers; it is needed, unless the options have a planner.
     """
 
-    def __init__(self, local_steps: int = 10, loop: LoopOptions | None = None) -> None:
-        super().__init__(local_steps, loop)
+    def __init__(
+        self,
+        local_steps: int = 10,
+        loop: LoopOptions | None = None,
+        plan: LayerPlanner | None = None,
+    ) -> None:
+        super().__init__(local_steps, loop, plan)
         require(
             self.loop.planner is not None,
             "plan",

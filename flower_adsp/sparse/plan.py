@@ -380,5 +380,9 @@ class LayerPlanner:
         )
 
 
+# The name of what a user adds to a strategy; a `LayerPlanner` plans as DSparse unless told not to.
+DSparsePlan = LayerPlanner
+
+
 def no_plan() -> None:
     """Return no planner: all devices train all."""

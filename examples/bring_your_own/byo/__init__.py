@@ -1,0 +1,1 @@
+"""A Flower app that brings its own model and data."""
