@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 STAGE := build/stage
 
-.PHONY: run test test-deploy deploy-demo check compare clean
+.PHONY: run test test-deploy deploy-demo check compare docs stage clean
 
 # pip, not uv: a machine may offer torch for its own kind of hardware to pip.
 $(STAMP): pyproject.toml
@@ -29,15 +29,20 @@ deploy-demo: $(STAMP)
 compare: $(STAMP)
 	$(BIN)/python benchmarks/time_to_loss.py --quick $(ARGS)
 
-# The strategies and clients are checked where a wheel has them: inside the package.
-check: $(STAMP)
-	$(BIN)/ruff format --check .
-	$(BIN)/ruff check .
+# The strategies and clients are looked at where a wheel has them: inside the package.
+stage:
 	rm -rf $(STAGE)
 	mkdir -p $(STAGE)
 	cp -R flower_adsp $(STAGE)/
 	cp -R strategies clients $(STAGE)/flower_adsp/
+
+check: $(STAMP) stage
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
 	cd $(STAGE) && MYPYPATH=. $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml -p flower_adsp
+
+docs: $(STAMP) stage
+	$(BIN)/mkdocs build --quiet
 
 clean:
 	rm -rf $(VENV) build dist outputs .pytest_cache .mypy_cache .ruff_cache .hypothesis

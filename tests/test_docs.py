@@ -2,16 +2,28 @@
 
 import ast
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from flower_adsp.cli import common, main
 from flower_adsp.config import RUN_CONFIG_KEYS, load_config
 
 ROOT = Path(__file__).resolve().parent.parent
 GUIDES = sorted((ROOT / "docs" / "how-to").glob("*.md"))
+PAGES = [ROOT / "docs" / "tutorial.md", *GUIDES]
+COMMANDS = [
+    (path.stem, line)
+    for path in PAGES
+    for line in re.findall(
+        r"^\$ (\.venv/bin/flower-adsp .*)$", path.read_text("utf-8"), re.MULTILINE
+    )
+]
 UNITS = sorted((ROOT / "deploy").glob("*.service"))
 
 
@@ -29,6 +41,51 @@ def test_what_a_guide_shows_can_be_read(guide: Path) -> None:
         load_config(pairs)
     for target in re.findall(r"`make ([\w-]+)`", text):
         assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize(("page", "line"), COMMANDS)
+def test_a_command_of_a_page_is_accepted(
+    page: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of it but the launch, in whose place the settings are run on the in-process grid."""
+    asked: list[dict[str, Any]] = []
+
+    def launch(app: Path, run_config: dict[str, Any], *_: Any, **__: Any) -> dict[str, Any]:
+        asked.append(dict(run_config))
+        folder = Path(run_config["output"])
+        folder.mkdir(parents=True)
+        (folder / "history.jsonl").write_text(
+            '{"event": "start", "t": 0, "strategy": "Adsp", "workers": []}\n'
+        )
+        return {"test": {"loss": 1.0}, "seconds_to_target": None}
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(common, "run_simulation", launch)
+    words = shlex.split(line)[1:]
+    if words[0] == "report":
+        for name in words[1:3]:
+            launch(tmp_path, {"output": name})
+        asked.clear()
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 0, result.output
+    assert asked or words[0] in ("report", "plan")
+
+
+def test_the_python_of_the_guides_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(ROOT / "examples" / "bring_your_own"))
+    text = (ROOT / "docs" / "how-to" / "own-app.md").read_text(encoding="utf-8")
+    for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+        exec(compile(code, "own-app.md", "exec"), {})
+
+
+def test_the_reference_of_the_command_is_what_it_says_itself() -> None:
+    words = ["flower_adsp.cli", "utils", "docs", "--name", "flower-adsp", "--title", "The command"]
+    shown = subprocess.run(
+        [sys.executable, "-m", "typer", *words], capture_output=True, text=True, check=True
+    ).stdout
+    page = ROOT / "docs" / "reference" / "command.md"
+    assert page.read_text(encoding="utf-8").strip() == shown.strip()
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.stem)
