@@ -28,7 +28,7 @@ from flower_adsp.tracking.summary import format_summary
 _DEMO = ((1.0, 2.4), (2.0, 1.2), (4.0, 0.8))  # slowdown, MiB for training
 _DAY = datetime.timedelta(days=1)
 # Flower looks for work once a second; this is what its environment lets one set.
-_POLL = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2"}
+POLL = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2"}
 
 
 class LocalDeployment(LocalSuperLink):
@@ -46,7 +46,7 @@ class LocalDeployment(LocalSuperLink):
 
     def __init__(self, secure: bool = False) -> None:
         super().__init__()
-        self.environment |= _POLL
+        self.environment |= POLL
         self.secure = secure
         self._nodes: list[subprocess.Popen[bytes]] = []
         if secure:

@@ -380,8 +380,8 @@ class LayerPlanner:
         )
 
 
-# The name of what a user adds to a strategy; a `LayerPlanner` plans as DSparse unless told not to.
-DSparsePlan = LayerPlanner
+class DSparsePlan(LayerPlanner):
+    """A `LayerPlanner` under the name of what it plans, unless told otherwise."""
 
 
 def no_plan() -> None:
