@@ -27,7 +27,7 @@ SETTINGS = {
     "task": "digits-mlp",
     "tracking.progress": "off",
     "tracking.report": "off",
-    "overrides": "strategy.check_period=45 strategy.commit_rate=1 run.min_available_nodes=3 "
+    "overrides": "strategy.check_period=30 strategy.commit_rate=1 run.min_available_nodes=3 "
     "run.evaluate_every=15",
 }
 
