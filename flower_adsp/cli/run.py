@@ -62,11 +62,8 @@ def run(
         run_config |= settings_of_agent(os.environ)
         run_config = common.with_settings(run_config, settings or [])
         name = Path(run_config["strategy"]).stem
-        folder = (
-            common.new_folder(Path(run_config["output"]), name)
-            if run_config.get("output")
-            else common.new_folder(output, name)
-        )
+        given = run_config.get("output")
+        folder = common.new_folder(Path(given) if given else output, name)
         run_config["output"] = str(folder)
         _run(app, run_config, num_supernodes, num_actors, live)
 
