@@ -35,15 +35,7 @@ def loss_figure(runs: Sequence[Run]) -> Figure | None:
     figure = Figure(figsize=(4.6 * len(keys), 3.4), layout="constrained")
     axes = figure.subplots(1, len(keys), squeeze=False)[0]
     for axis, key in zip(axes, keys, strict=True):
-        for number, run in enumerate(runs):
-            seconds, values = _points(run, key)
-            axis.plot(
-                seconds,
-                values,
-                color=COLOURS[number % len(COLOURS)],
-                linestyle=DASHES[number % len(DASHES)],
-                label=run.name,
-            )
+        _draw_lines(axis, runs, key)
         target = runs[0].settings.get("run", {}).get("target_loss")
         if key == "loss" and target:
             axis.axhline(target, color="#666666", linewidth=0.8)
@@ -200,21 +192,26 @@ def traffic_figure(runs: Sequence[Run]) -> Figure | None:
     figure = Figure(figsize=(9.2, 3.2), layout="constrained")
     axes = figure.subplots(1, 2, sharey=True)
     for axis, (key, title) in zip(axes, ways.items(), strict=True):
-        for number, run in enumerate(runs):
-            seconds, values = _points(run, key)
-            axis.plot(
-                seconds,
-                [value / 1e6 for value in values],
-                color=COLOURS[number % len(COLOURS)],
-                linestyle=DASHES[number % len(DASHES)],
-                label=run.name,
-            )
+        _draw_lines(axis, runs, key, 1e-6)
         axis.set(xlabel="seconds of the run's clock", title=title)
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("MB of arrays")
     if len(runs) > 1:
         axes[0].legend(frameon=False)
     return figure
+
+
+def _draw_lines(axis: Axes, runs: Sequence[Run], key: str, scale: float = 1) -> None:
+    """Draw a figure of the evaluations over the clock, a line a run."""
+    for number, run in enumerate(runs):
+        seconds, values = _points(run, key)
+        axis.plot(
+            seconds,
+            [value * scale for value in values],
+            color=COLOURS[number % len(COLOURS)],
+            linestyle=DASHES[number % len(DASHES)],
+            label=run.name,
+        )
 
 
 def _points(run: Run, key: str) -> tuple[list[float], list[float]]:
