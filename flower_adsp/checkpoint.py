@@ -21,7 +21,7 @@ from safetensors.numpy import save_file
 from flower_adsp.arrays import decode, encode
 from flower_adsp.errors import ConfigError
 
-FORMAT = 1
+FORMAT = 2
 _TAG, _VALUE = "$", "value"
 _STATE, _FORMAT = "state", "format"
 _PLAIN = (bool, int, float, str, type(None))

@@ -19,16 +19,18 @@ MICROSECONDS = 1_000_000
 class EventKind(IntEnum):
     """Kinds of event; of those at the same time, the smaller comes first."""
 
-    START = 0
-    ARRIVAL = 1
-    ALARM = 2
-    RELEASE = 3
-    PRESENCE = 4
-    EVALUATION = 5
-    CHECKPOINT = 6
-    DEADLINE = 7
-    MEMBERS = 8
-    STOP = 9
+    TRANSFER = 0
+    START = 1
+    TRAINED = 2
+    ARRIVAL = 3
+    ALARM = 4
+    RELEASE = 5
+    PRESENCE = 6
+    EVALUATION = 7
+    CHECKPOINT = 8
+    DEADLINE = 9
+    MEMBERS = 10
+    STOP = 11
 
 
 @dataclass(frozen=True)

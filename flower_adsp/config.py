@@ -173,7 +173,7 @@ class Config:
             "task": {"name": self.task.name, **self.task.settings},
             "devices": self.devices.name,
             "plan": {"name": self.plan.name, **self.plan.settings},
-            "network": {"name": self.network_name, "overhead_s": self.network.overhead_s},
+            "network": {"name": self.network_name, **self.network.describe()},
             "run": vars(self.run),
             "train": vars(self.train),
         }

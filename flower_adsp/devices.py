@@ -38,6 +38,8 @@ class DeviceProfile:
         In virtual time the device is there for `available_s` seconds, then away for `away_s`, in
         turn, each device at a point of its own in this cycle; what it was at when it left, it goes
         on with when it is back. With `away_s` = 0 it is always there.
+    site : str (default: "")
+        Where it stands, with others that share the site's uplink; empty for a link of its own.
     """
 
     name: str = "device"
@@ -49,9 +51,13 @@ class DeviceProfile:
     jitter: float = 0.0
     available_s: float = 0.0
     away_s: float = 0.0
+    site: str = ""
 
     def __post_init__(self) -> None:
-        """Check the numbers."""
+        """Check the fields."""
+        for key in TEXT_FIELDS:
+            value = getattr(self, key)
+            require(isinstance(value, str), f"{key} of device {self.name!r}", value, "a text")
         for key in ("seconds_per_sample", "up_mbps", "down_mbps", "memory_mib"):
             value = getattr(self, key)
             ok = isinstance(value, int | float) and isfinite(value) and value > 0
@@ -126,6 +132,7 @@ class Presence:
 
 ALWAYS = Presence(0, 0)
 PROFILE_FIELDS = tuple(field.name for field in fields(DeviceProfile))
+TEXT_FIELDS = ("name", "site")
 
 
 def deal(profiles: Sequence[tuple[DeviceProfile, int]], num_devices: int) -> list[DeviceProfile]:
@@ -180,7 +187,7 @@ def with_overrides(profile: DeviceProfile, node_config: Mapping[str, Any]) -> De
     for key in PROFILE_FIELDS:
         value = node_config.get(key, node_config.get(key.replace("_", "-")))
         if value is not None:
-            given[key] = str(value) if key == "name" else float(value)
+            given[key] = str(value) if key in TEXT_FIELDS else float(value)
     return replace(profile, **given)
 
 

@@ -24,7 +24,7 @@ from flwr.common.constant import ErrorCode
 
 from flower_adsp import __version__
 from flower_adsp.arrays import Weights, decode, encode, is_averaged, is_buffer_name, is_finite
-from flower_adsp.devices import PROFILE_FIELDS, DeviceProfile
+from flower_adsp.devices import PROFILE_FIELDS, TEXT_FIELDS, DeviceProfile
 from flower_adsp.errors import ConfigError, RefusedMessage
 from flower_adsp.sparse.portions import WHOLE, Portion, Slice
 
@@ -540,7 +540,8 @@ def encode_capability(message: Message, capability: Capability) -> Message:
         }
     )
     for key, value in asdict(capability.profile).items():
-        record[f"profile.{key}"] = value
+        if value != "":  # which Flower cannot count the bytes of
+            record[f"profile.{key}"] = value
     for key, value in capability.versions.items():
         record[f"version.{key}"] = value
     return Message(RecordDict({"capability": record}), reply_to=message)
@@ -561,7 +562,10 @@ def decode_capability(message: Message) -> Capability:
     settings: dict[str, Any] = {}
     for key in PROFILE_FIELDS:
         full = f"profile.{key}"
-        settings[key] = _text(record, full) if key == "name" else _number(record, full)
+        if key not in TEXT_FIELDS:
+            settings[key] = _number(record, full)
+        elif full in record:
+            settings[key] = _text(record, full)
     try:
         profile = DeviceProfile(**settings)
     except ConfigError as error:

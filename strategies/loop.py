@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from logging import INFO, WARNING
 from math import ceil
 from pathlib import Path
@@ -36,6 +37,7 @@ from flower_adsp.messages import (
     encode_stock_assignment,
     stock_steps,
 )
+from flower_adsp.network.sharing import SharedLinks
 from flower_adsp.seeding import stream
 from flower_adsp.sparse.plan import LayerPlanner, Member
 
@@ -133,6 +135,10 @@ class EventLoop:
         self._engine_errors = 0
         self._saved_index = 0
         self._members: Membership | None = None
+        network = self.options.network
+        shares = self.clock.is_virtual and network.is_shared
+        self.links = SharedLinks(network.capacity) if shares else None
+        self._transfer_number = 0
 
     # ------------------------------------------------------------------------------------ the run
 
@@ -258,7 +264,7 @@ class EventLoop:
         for number, worker in sorted(self.open.items()):
             flight = worker.flight
             assert flight is not None
-            if flight.missed is None:
+            if flight.missed is None and flight.start is not None:
                 self._send(worker, flight, worker.device_state)
             if not self.clock.is_virtual:
                 at = self.state.now + self._patience(flight)
@@ -404,8 +410,13 @@ class EventLoop:
 
     def _handle(self, event: Event) -> None:
         match event.kind:
+            case EventKind.TRANSFER:
+                if event.subject == self._transfer_number:
+                    self._end_transfers()
             case EventKind.START:
-                self._settle_stock_flight(self.open[int(event.subject)])
+                self._start(self.open[int(event.subject)])
+            case EventKind.TRAINED:
+                self._upload_shared(self.open[int(event.subject)])
             case EventKind.ARRIVAL if isinstance(event.subject, str):
                 self._answered(event.subject)
             case EventKind.ARRIVAL | EventKind.DEADLINE:
@@ -439,6 +450,9 @@ class EventLoop:
         if not worker.is_away:
             self.strategy.returned(worker)
         self._tell("away" if worker.is_away else "back", worker=worker.id)
+        if self.links is not None and worker.flight is not None:
+            self.links.pause(self.state.now, worker.flight.assignment.id, worker.is_away)
+            self._links_changed()
         self._members_changed()
         self._schedule_presence(worker)
         self._release_waiting()
@@ -493,25 +507,24 @@ class EventLoop:
         if worker.idle_since is not None:
             worker.blocked += now - worker.idle_since
             worker.idle_since = None
-        flight = self._plan(worker, self.strategy.assign(worker))
-        number = flight.assignment.id
+        flight = self._ask(worker, self.strategy.assign(worker))
         flight.sent = self.state.encoded()
         worker.flight = flight
-        self.open[number] = worker
-        if not flight.assignment.continues:
-            worker.bytes_down += self.state.download_bytes(worker)
-            worker.version = self.state.version
-        self._send(worker, flight)
-        if not self._keeps_sent and not worker.is_stock:
-            flight.sent = None
-        if not self.clock.is_virtual:
-            # A message that Flower would not take is counted as refused at once.
-            at = now if flight.message_id is None else now + self._patience(flight)
-            self.clock.schedule(Event(at, EventKind.DEADLINE, number))
-        elif flight.arrival is None:
-            self.clock.schedule(Event(flight.start, EventKind.START, number))
+        self.open[flight.assignment.id] = worker
+        if flight.assignment.continues:
+            self._start_training(worker, flight)
+            return
+        size = self.state.download_bytes(worker)
+        worker.bytes_down += size
+        worker.version = self.state.version
+        if self.links is not None:
+            path = self.options.network.path(worker.profile, upload=False)
+            self._begin_transfer(worker, size, worker.profile.down_mbps, path)
+        elif self.clock.is_virtual:
+            download = self.options.network.download(worker.profile, size)
+            self._start_training(worker, flight, worker.presence.advance(now, download))
         else:
-            self.clock.schedule(Event(flight.arrival, EventKind.ARRIVAL, number))
+            self._start_training(worker, flight)
 
     @property
     def _keeps_sent(self) -> bool:
@@ -549,70 +562,91 @@ class EventLoop:
         patience = _microseconds(self.timeout)
         return patience if factor is None else min(max(round(factor * expected), least), patience)
 
-    def _plan(self, worker: Worker, work: Work) -> Flight:
-        """Make the assignment and, in virtual time, say when what of it happens."""
-        now = self.state.now
+    def _ask(self, worker: Worker, work: Work) -> Flight:
+        """Make the assignment, as yet without the steps that follow from when it starts."""
         number = self._num_assignments
         self._num_assignments += 1
-        steps, seconds = work.steps, work.seconds
-        start, step = now, 0
-        end = arrival = None
-        overlap = overlapped = away = 0
-        overlaps = work.overlaps and self.clock.is_virtual
-        continues = self.clock.is_virtual and not work.pulls and worker.trained_until is not None
-        if self.clock.is_virtual:
-            jitter = stream(self.options.seed, worker.id, "jitter", number)
-            batch_size = work.batch_size or worker.batch_size
-            seconds_a_step = worker.profile.step_seconds(batch_size, jitter) * worker.step_share
-            step = max(1, _microseconds(seconds_a_step))
-            present = worker.presence
-            if not continues:
-                size = self.state.download_bytes(worker)
-                download = self.options.network.download(worker.profile, size)
-                start = present.advance(now, download)
-            begin = start
-            if (
-                overlaps
-                and worker.trained_until is not None
-                and not present.away_between(worker.trained_until, start)
-            ):
-                # The step in progress when the model comes is finished first.
-                overlap = ceil((start - worker.trained_until) / step)
-                begin = worker.trained_until + overlap * step
-                overlapped = start - worker.trained_until
-            if steps is None:
-                assert seconds is not None
-                left = start + _microseconds(seconds) - begin
-                steps, seconds = max(1, ceil(left / step)) + overlap, None
-            else:
-                steps += overlap
-            if not worker.is_stock:  # how much a stock ClientApp does, only its reply tells
-                end = present.advance(begin, (steps - overlap) * step)
-                away = present.away_between(begin, end)
-                arrival = present.advance(end, self._upload(worker))
-        else:
-            training = (steps or 0) / worker.speed if seconds is None else seconds
-            arrival = now + _microseconds(training) + worker.overhead
+        is_virtual = self.clock.is_virtual
+        continues = is_virtual and not work.pulls and worker.trained_until is not None
         assignment = Assignment(
             number,
             worker.version if continues else self.state.version,
             worker.steps,
             self._learning_rate(),
-            steps,
-            seconds,
-            overlap,
-            overlaps or (work.keeps and self.clock.is_virtual),
-            continues,
-            work.batch_size,
-            None if worker.plan is None else worker.plan.portions,
-            self.options.checkpoint is not None and self.clock.is_virtual,
+            work.steps,
+            work.seconds,
+            keeps_model=is_virtual and (work.overlaps or work.keeps),
+            continues=continues,
+            batch_size=work.batch_size,
+            portions=None if worker.plan is None else worker.plan.portions,
+            returns_state=self.options.checkpoint is not None and is_virtual,
         )
-        return Flight(
-            assignment, None, now, start, end, arrival, step, overlapped, away, worker.plan
-        )
+        return Flight(assignment, work, self.state.now, plan=worker.plan)
 
-    def _upload(self, worker: Worker) -> int:
-        return self.options.network.upload(worker.profile, self.state.upload_bytes(worker))
+    def _start_training(self, worker: Worker, flight: Flight, start: int | None = None) -> None:
+        """Send an assignment; in virtual time, work out when what of it happens.
+
+        It starts at `start`, by default now.
+        """
+        now, number = self.state.now, flight.assignment.id
+        flight.start = now if start is None else start
+        if self.clock.is_virtual:
+            self._time_training(worker, flight, flight.start)
+        else:
+            work = flight.work
+            training = (work.steps or 0) / worker.speed if work.seconds is None else work.seconds
+            flight.arrival = now + _microseconds(training) + worker.overhead
+        self._send(worker, flight)
+        if not self._keeps_sent and not worker.is_stock:
+            flight.sent = None
+        if not self.clock.is_virtual:
+            # A message that Flower would not take is counted as refused at once.
+            at = now if flight.message_id is None else now + self._patience(flight)
+            self.clock.schedule(Event(at, EventKind.DEADLINE, number))
+        elif flight.end is None:
+            self.clock.schedule(Event(flight.start, EventKind.START, number))
+        else:
+            self._trained_at(worker, flight, flight.end)
+
+    def _time_training(self, worker: Worker, flight: Flight, start: int) -> None:
+        """Say, of training that starts at a time, what steps it has and when it ends."""
+        work, number, present = flight.work, flight.assignment.id, worker.presence
+        jitter = stream(self.options.seed, worker.id, "jitter", number)
+        batch_size = work.batch_size or worker.batch_size
+        seconds_a_step = worker.profile.step_seconds(batch_size, jitter) * worker.step_share
+        flight.step = step = max(1, _microseconds(seconds_a_step))
+        begin, overlap = start, 0
+        if (
+            work.overlaps
+            and worker.trained_until is not None
+            and not present.away_between(worker.trained_until, start)
+        ):
+            # The step in progress when the model comes is finished first.
+            overlap = ceil((start - worker.trained_until) / step)
+            begin = worker.trained_until + overlap * step
+            flight.overlapped = start - worker.trained_until
+        if work.steps is None:
+            assert work.seconds is not None
+            left = start + _microseconds(work.seconds) - begin
+            steps = max(1, ceil(left / step)) + overlap
+        else:
+            steps = work.steps + overlap
+        flight.assignment = replace(
+            flight.assignment, steps=steps, seconds=None, overlap_steps=overlap
+        )
+        if not worker.is_stock:  # how much a stock ClientApp does, only its reply tells
+            flight.end = present.advance(begin, (steps - overlap) * step)
+            flight.away = present.away_between(begin, flight.end)
+
+    def _trained_at(self, worker: Worker, flight: Flight, end: int) -> None:
+        """Have a commit leave when training ends, and arrive."""
+        number = flight.assignment.id
+        if self.links is not None:
+            self.clock.schedule(Event(end, EventKind.TRAINED, number))
+            return
+        upload = self.options.network.upload(worker.profile, self.state.upload_bytes(worker))
+        flight.arrival = worker.presence.advance(end, upload)
+        self.clock.schedule(Event(flight.arrival, EventKind.ARRIVAL, number))
 
     def _learning_rate(self) -> float:
         if self.half_life is None:
@@ -620,12 +654,55 @@ class EventLoop:
         decay: float = 0.5 ** (self.state.seconds / self.half_life)
         return self.learning_rate * decay
 
+    # ------------------------------------------------------------------------------- shared links
+
+    def _begin_transfer(
+        self, worker: Worker, num_bytes: int, mbps: float, path: tuple[str, ...]
+    ) -> None:
+        """Have a worker's flight take its part of the shared links."""
+        assert self.links is not None
+        assert worker.flight is not None
+        number = worker.flight.assignment.id
+        self.links.begin(self.state.now, number, num_bytes, mbps, path, paused=worker.is_away)
+        self._links_changed()
+
+    def _links_changed(self) -> None:
+        """Look at the links again when the next transfer ends, as things are now."""
+        assert self.links is not None
+        self._transfer_number += 1
+        at = self.links.next_end()
+        if at is not None:
+            self.clock.schedule(Event(at, EventKind.TRANSFER, self._transfer_number))
+
+    def _end_transfers(self) -> None:
+        assert self.links is not None
+        for number in self.links.ended(self.state.now):
+            worker = self.open[number]
+            flight = worker.flight
+            assert flight is not None
+            latency = _microseconds(worker.profile.latency_s)
+            at = worker.presence.advance(self.state.now, latency)
+            if flight.start is None:
+                self.clock.schedule(Event(at, EventKind.START, number))
+            else:
+                flight.arrival = at
+                self.clock.schedule(Event(at, EventKind.ARRIVAL, number))
+        self._links_changed()
+
+    def _upload_shared(self, worker: Worker) -> None:
+        path = self.options.network.path(worker.profile, upload=True)
+        size = self.state.upload_bytes(worker)
+        self._begin_transfer(worker, size, worker.profile.up_mbps, path)
+
     # ------------------------------------------------------------------------------------ commits
 
-    def _settle_stock_flight(self, worker: Worker) -> None:
-        """Learn from a stock ClientApp's reply how long it trained, and when it arrives."""
+    def _start(self, worker: Worker) -> None:
+        """Start what has been downloaded, or learn how long a stock ClientApp trained."""
         flight = worker.flight
         assert flight is not None
+        if flight.start is None:
+            self._start_training(worker, flight)
+            return
         steps = 1
         if flight.message_id is not None:
             reply = self.inbox.peek(flight.message_id, self.timeout)
@@ -637,8 +714,7 @@ class EventLoop:
         present = worker.presence
         flight.end = present.advance(flight.start, steps * flight.step)
         flight.away = present.away_between(flight.start, flight.end)
-        flight.arrival = present.advance(flight.end, self._upload(worker))
-        self.clock.schedule(Event(flight.arrival, EventKind.ARRIVAL, flight.assignment.id))
+        self._trained_at(worker, flight, flight.end)
 
     def _answered(self, message_id: str) -> None:
         """Take in what has arrived in real time."""
@@ -795,7 +871,7 @@ class EventLoop:
     def _account(self, worker: Worker, flight: Flight, commit: Commit | None) -> None:
         """Book the time of a finished assignment, and remember its communication as O_i."""
         now = self.state.now
-        if flight.end is None:
+        if flight.end is None or flight.start is None:
             seconds = 0.0 if commit is None else commit.train_seconds
             trained = min(_microseconds(seconds), now - flight.released)
         else:
@@ -907,7 +983,9 @@ def _presence(worker: Worker, seed: int) -> Presence:
 
 
 def _times(flight: Flight, is_virtual: bool) -> dict[str, float]:
-    times = {"released": flight.released, "started": flight.start}
+    times = {"released": flight.released}
+    if flight.start is not None:
+        times["started"] = flight.start
     if is_virtual and flight.end is not None:
         times["trained"] = flight.end
     return {key: value / MICROSECONDS for key, value in times.items()}

@@ -4,12 +4,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from flower_adsp.strategies.base import CommitStrategy
-from flower_adsp.strategies.state import Flight, Worker
+from flower_adsp.strategies.state import Flight, Work, Worker
 
 from flower_adsp.clock import Event, EventKind
 from flower_adsp.devices import DeviceProfile, Presence
 from flower_adsp.errors import ConfigError, require
 from flower_adsp.messages import Assignment, Commit
+from flower_adsp.network.sharing import Transfer
 from flower_adsp.sparse.plan import LayerPlan, WorkerPlan
 from flower_adsp.sparse.portions import Portion, Slice
 from flower_adsp.sparse.units import Unit
@@ -18,15 +19,16 @@ if TYPE_CHECKING:
     from flower_adsp.strategies.loop import EventLoop
 
 _STORED = (
-    "_num_assignments", "_commits_at_statistics", "_evaluated", "_metrics", "_norms",
+    "_num_assignments", "_transfer_number", "_commits_at_statistics", "_evaluated",
+    "_metrics", "_norms",
 )  # fmt: skip
 
 
 def stored_kinds(strategy: CommitStrategy) -> tuple[type, ...]:
     """Return the dataclasses that a run's checkpoints may hold."""
     return (
-        Worker, Flight, Assignment, Commit, DeviceProfile, Presence, LayerPlan, WorkerPlan,
-        Portion, Slice, Unit, *strategy.stored_kinds,
+        Worker, Flight, Work, Transfer, Assignment, Commit, DeviceProfile, Presence, LayerPlan,
+        WorkerPlan, Portion, Slice, Unit, *strategy.stored_kinds,
     )  # fmt: skip
 
 
@@ -44,6 +46,7 @@ def capture(loop: "EventLoop") -> dict[str, Any]:
         "events": [
             (event.time, int(event.kind), event.subject) for event in loop.clock.scheduled()
         ],
+        "links": None if loop.links is None else loop.links.state_dict(),
         "waiting": [worker.id for worker in loop.waiting],
         "smoothed": loop.smoothed.state_dict(),
         "evaluations": dict(loop.result.evaluate_metrics_serverapp),
@@ -98,6 +101,8 @@ def _restore(loop: "EventLoop", saved: Mapping[str, Any]) -> None:
     for time, kind, subject in saved["events"]:
         if EventKind(kind) not in old:
             loop.clock.schedule(Event(time, EventKind(kind), subject))
+    if loop.links is not None:
+        loop.links.load_state_dict(saved["links"])
     loop.waiting = [workers[id_] for id_ in saved["waiting"]]
     loop.open = {w.flight.assignment.id: w for w in workers.values() if w.flight is not None}
     loop.smoothed.load_state_dict(saved["smoothed"])

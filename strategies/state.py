@@ -46,12 +46,14 @@ class Flight:
     ----------
     assignment : Assignment
         What was asked.
-    message_id : str | None
-        Id of the message; None if it could not be sent.
+    work : Work
+        What the strategy wanted, from which the assignment was made.
     released : int
         t_r, when the worker's pull began.
-    start : int
-        t3, when it starts training.
+    message_id : str | None
+        Id of the message; None if it could not be sent, or has not been.
+    start : int | None
+        t3, when it starts training; None while the model is under way over shared links.
     end : int | None
         t1, when its training ends; None while unknown.
     arrival : int | None
@@ -71,12 +73,13 @@ class Flight:
     """
 
     assignment: Assignment
-    message_id: str | None
+    work: Work
     released: int
-    start: int
-    end: int | None
-    arrival: int | None
-    step: int
+    message_id: str | None = None
+    start: int | None = None
+    end: int | None = None
+    arrival: int | None = None
+    step: int = 0
     overlapped: int = 0
     away: int = 0
     plan: WorkerPlan | None = None
@@ -191,8 +194,9 @@ class Worker:
         """Return the microseconds computing, communicating and blocked until `now`."""
         computing, communicating, blocked = self.computing, self.communicating, self.blocked
         if self.flight is not None:
-            start, end = self.flight.start, self.flight.end
+            end = self.flight.end
             until = min(now, now if end is None else end)
+            start = until if self.flight.start is None else self.flight.start
             trained = max(until - start - self.presence.away_between(start, until), 0)
             computing += trained
             released = self.flight.released

@@ -29,6 +29,10 @@ CASES = {
     "adsp-overlap": (f"{SHORT} train.momentum=0.5", {}),
     "adsp-plus": (SHORT, {}),
     "adsp, coming and going": (SHORT, {"devices": "coming-and-going"}),
+    "adsp, shared links": (
+        f"{SHORT} network.server_up_mbps=0.2 network.site_down_mbps=0.3",
+        {"devices": "coming-and-going"},
+    ),
     "bsp": ("run.num_rounds=30", {}),
     "ssp": ("run.num_rounds=20 strategy.pull=blocked strategy.staleness=2", {}),
     "adacomm": ("strategy.interval=10 run.num_rounds=12", {}),

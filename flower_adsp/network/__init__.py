@@ -1,28 +1,42 @@
 """The network model: how long a payload takes between a device and the server."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from flower_adsp.clock import MICROSECONDS
 from flower_adsp.devices import DeviceProfile
 from flower_adsp.errors import require
 
+_SHARED = ("server_up_mbps", "server_down_mbps", "site_up_mbps", "site_down_mbps")
+
 
 @dataclass(frozen=True)
 class Network:
-    """Private links between each device and the server.
+    """The links between each device and the server, and what they share.
 
-    A transfer takes ``latency_s`` plus its bytes over the link's rate. Where a comparison asks for
-    one known cost instead, ``overhead_s`` stands for the whole of O_i, the communication time of
-    a commit: half for the upload, half for the download.
+    A transfer takes ``latency_s`` plus its bytes over the link's rate. Where transfers pass a
+    resource that they share, they slow each other: each has its max-min fair rate at any time
+    (`flower_adsp.network.sharing`). Where a comparison asks for one known cost instead,
+    ``overhead_s`` stands for the whole of O_i, the communication time of a commit: half for the
+    upload, half for the download.
 
     Parameters
     ----------
     overhead_s : float | None (default: None)
         Seconds that each commit spends communicating, whatever its size. None takes the time from
         the links of the devices.
+    server_up_mbps, server_down_mbps : float | None (default: None)
+        Megabits per second that the server's network card carries from and to all devices
+        together; None for no limit.
+    site_up_mbps, site_down_mbps : float | None (default: None)
+        The same for the uplink of each site, from and to all devices whose profile has the same
+        `site`.
     """
 
     overhead_s: float | None = None
+    server_up_mbps: float | None = None
+    server_down_mbps: float | None = None
+    site_up_mbps: float | None = None
+    site_down_mbps: float | None = None
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -32,17 +46,57 @@ class Network:
             self.overhead_s,
             "null or at least 0",
         )
+        for key in _SHARED:
+            value = getattr(self, key)
+            require(value is None or value > 0, f"network.{key}", value, "null or above 0")
+            require(
+                value is None or self.overhead_s is None,
+                f"network.{key}",
+                value,
+                "null where network.overhead_s is set, whose cost no load changes",
+            )
+
+    @property
+    def is_shared(self) -> bool:
+        """Tell whether transfers may slow each other."""
+        return any(getattr(self, key) is not None for key in _SHARED)
+
+    def path(self, profile: DeviceProfile, *, upload: bool) -> tuple[str, ...]:
+        """Return the names of the shared resources between a device and the server."""
+        way, site, server = (
+            ("up", self.site_up_mbps, self.server_up_mbps)
+            if upload
+            else ("down", self.site_down_mbps, self.server_down_mbps)
+        )
+        path = []
+        if site is not None and profile.site:
+            path.append(f"{profile.site} {way}")
+        if server is not None:
+            path.append(way)
+        return tuple(path)
+
+    def capacity(self, name: str) -> float:
+        """Return the Mbit/s of a shared resource, by its name in a path."""
+        *site, way = name.rsplit(" ", 1)
+        return float(getattr(self, f"{'site' if site else 'server'}_{way}_mbps"))
+
+    def describe(self) -> dict[str, float | None]:
+        """Return the settings that say something."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {key: v for key, v in values.items() if v is not None or key == "overhead_s"}
 
     def upload(self, profile: DeviceProfile, num_bytes: int) -> int:
-        """Return the microseconds that `num_bytes` take from the device to the server."""
-        return self._transfer(profile.latency_s, profile.up_mbps, num_bytes, upload=True)
+        """Return the microseconds from the device to the server, where nobody else sends."""
+        return self._alone(profile, num_bytes, upload=True)
 
     def download(self, profile: DeviceProfile, num_bytes: int) -> int:
-        """Return the microseconds that `num_bytes` take from the server to the device."""
-        return self._transfer(profile.latency_s, profile.down_mbps, num_bytes, upload=False)
+        """Return the microseconds from the server to the device, where nobody else receives."""
+        return self._alone(profile, num_bytes, upload=False)
 
-    def _transfer(self, latency_s: float, mbps: float, num_bytes: int, *, upload: bool) -> int:
-        if self.overhead_s is None:
-            return round((latency_s + num_bytes * 8 / (mbps * 1e6)) * MICROSECONDS)
-        whole = round(self.overhead_s * MICROSECONDS)
-        return whole // 2 if upload else whole - whole // 2
+    def _alone(self, profile: DeviceProfile, num_bytes: int, *, upload: bool) -> int:
+        if self.overhead_s is not None:
+            whole = round(self.overhead_s * MICROSECONDS)
+            return whole // 2 if upload else whole - whole // 2
+        own = profile.up_mbps if upload else profile.down_mbps
+        mbps = min([own, *map(self.capacity, self.path(profile, upload=upload))])
+        return round((profile.latency_s + num_bytes * 8 / (mbps * 1e6)) * MICROSECONDS)
