@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from flower_adsp.clients.device import Device, Own, device_of
 from flower_adsp.clients.portions import committed_buffers, trainable
+from flower_adsp.clients.sgd import Sgd
 from flower_adsp.clients.training import Trained, make_optimizer, train
 from flwr.app import Array, ArrayRecord, Context, Message
 from numpy.typing import NDArray
@@ -97,7 +98,7 @@ def _train_on(
     device: Device,
     model: nn.Module,
     parameters: Mapping[str, nn.Parameter],
-    optimizer: torch.optim.Optimizer,
+    optimizer: Sgd,
     assignment: Assignment,
     context: Context,
 ) -> tuple[Trained, dict[str, Tensor]]:
@@ -124,7 +125,7 @@ def _load(model: nn.Module, arrays: ArrayRecord) -> None:
 
 
 def _restore_momentum(
-    optimizer: torch.optim.Optimizer,
+    optimizer: Sgd,
     trained: Mapping[str, nn.Parameter],
     assignment: Assignment,
     context: Context,
@@ -144,18 +145,18 @@ def _restore_momentum(
         if before is not None and now is not None and not np.array_equal(before.numpy(), now):
             continue
         kept = torch.from_numpy(record[name].numpy())
-        optimizer.state[parameter]["momentum_buffer"] = kept.to(parameter.device)
+        optimizer.momentum_buffers[parameter] = kept.to(parameter.device)
 
 
 def _momentum(
-    optimizer: torch.optim.Optimizer,
+    optimizer: Sgd,
     trained: Mapping[str, nn.Parameter],
     assignment: Assignment,
 ) -> dict[str, ArrayRecord]:
     channels = _channels(assignment)
     kept = {}
     for name, parameter in trained.items():
-        momentum = optimizer.state.get(parameter, {}).get("momentum_buffer")
+        momentum = optimizer.momentum_buffers.get(parameter)
         if momentum is not None:
             kept[name] = Array(momentum.cpu().numpy())
             if name in channels:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from flower_adsp.clients.device import Device
+from flower_adsp.clients.sgd import Sgd
 from torch import Tensor, nn
 
 from flower_adsp.seeding import integer_seed
@@ -39,7 +40,7 @@ class Trained:
 def train(
     device: Device,
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: Sgd,
     first_step: int,
     steps: int | None = None,
     seconds: float | None = None,
@@ -54,7 +55,7 @@ def train(
         Task, mini-batches and seeds.
     model : nn.Module
         The model, on the device's accelerator.
-    optimizer : torch.optim.Optimizer
+    optimizer : Sgd
         Steps the model's parameters.
     first_step : int
         Number of the first step, which says which mini-batches to use.
@@ -108,12 +109,8 @@ def _seed(accelerator: torch.device, seed: int) -> None:
 
 def make_optimizer(
     device: Device, parameters: Iterable[nn.Parameter], learning_rate: float
-) -> torch.optim.SGD:
+) -> Sgd:
     """Return SGD with the run's momentum and weight decay."""
     settings = device.config.train
-    return torch.optim.SGD(
-        [parameter for parameter in parameters if parameter.requires_grad],
-        lr=learning_rate,
-        momentum=settings.momentum,
-        weight_decay=settings.weight_decay,
-    )
+    trained = (parameter for parameter in parameters if parameter.requires_grad)
+    return Sgd(trained, learning_rate, settings.momentum, settings.weight_decay)

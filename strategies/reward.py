@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import OptimizeWarning, curve_fit, least_squares
 
 _MAX_EVALUATIONS = 200_000  # about 2 s; the authors' released code has 5,000,000
 _AT_THE_ASYMPTOTE, _NO_TIME = -100_000.0, -100_001.0  # as the authors' released code has them
@@ -31,6 +30,9 @@ def fit_as_published(times: Sequence[float], losses: Sequence[float]) -> tuple[f
     RuntimeError
         If the fit does not converge.
     """
+    # Imported late: devices, too, check the settings of a search, and fit nothing.
+    from scipy.optimize import OptimizeWarning, curve_fit
+
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore", OptimizeWarning)
         warnings.simplefilter("ignore", RuntimeWarning)
@@ -128,6 +130,8 @@ def _bounded_fit(
     scaled: NDArray[np.float64], losses: NDArray[np.float64]
 ) -> tuple[float, float, float, float]:
     """Return a1², a2, a3 and the squared error of the best of several bounded fits."""
+    from scipy.optimize import least_squares
+
     least, first = float(losses.min()), float(losses[0])
     best: tuple[float, float, float, float] | None = None
     for share in (0.0, 0.5, 0.9, 0.99):

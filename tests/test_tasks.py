@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flower_adsp.errors import ConfigError, DataError
+from flower_adsp.seeding import stream
 from flower_adsp.tasks import Task
 from flower_adsp.tasks.batches import BatchStream, own_split
 from flower_adsp.tasks.images import DigitsMlp, MnistCnn, load_digits, load_mnist
@@ -112,6 +113,19 @@ def test_partitions_are_disjoint_complete_and_the_same_each_time(scheme: str) ->
     assert sorted(rows) == list(range(400))
     assert parts(0) == parts(0)
     assert parts(0) != parts(1)
+
+
+def test_equal_parts_are_those_of_flower_datasets() -> None:
+    from datasets import Dataset
+    from flwr_datasets.partitioner import IidPartitioner
+
+    labels = np.repeat(np.arange(10), 41)
+    order = stream(3, "partition").permutation(len(labels))
+    partitioner = IidPartitioner(7)
+    partitioner.dataset = Dataset.from_dict({"row": order})
+    for part in range(7):
+        rows = partition_indices(labels, part, 7, "iid", 0.3, 3).tolist()
+        assert rows == sorted(partitioner.load_partition(part)["row"])
 
 
 def test_a_small_alpha_makes_partitions_unequal() -> None:

