@@ -107,9 +107,7 @@ def _seed(accelerator: torch.device, seed: int) -> None:
         torch.mps.manual_seed(seed)
 
 
-def make_optimizer(
-    device: Device, parameters: Iterable[nn.Parameter], learning_rate: float
-) -> Sgd:
+def make_optimizer(device: Device, parameters: Iterable[nn.Parameter], learning_rate: float) -> Sgd:
     """Return SGD with the run's momentum and weight decay."""
     settings = device.config.train
     trained = (parameter for parameter in parameters if parameter.requires_grad)
