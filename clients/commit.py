@@ -1,7 +1,8 @@
 """The handler of ``train.commit``: do an assignment, answer with the accumulated update."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,10 +14,13 @@ from flwr.app import Array, ArrayRecord, Context, Message
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from flower_adsp.codec import compress
 from flower_adsp.messages import Assignment, Commit, decode_assignment, encode_commit
+from flower_adsp.seeding import stream
 from flower_adsp.sparse.freezing import read_slices, write_slices
 
 _MOMENTUM, _MODEL = "flower-adsp.momentum", "flower-adsp.model"
+_LOST = "flower-adsp.lost"
 _CHANNELS_OF = "channels of "
 
 
@@ -29,7 +33,8 @@ def handle_commit(message: Message, context: Context, own: Own | None = None) ->
         An assignment.
     context : Context
         The node's; with momentum its ``state`` keeps the optimizer's from one commit to the next,
-        and where training goes on during a commit, the model.
+        where training goes on during a commit, the model, and where updates travel as ``int8``,
+        what rounding took from them.
 
     Returns
     -------
@@ -65,6 +70,14 @@ def handle_commit(message: Message, context: Context, own: Own | None = None) ->
     write_slices(model)
     state = model.state_dict()
     buffers = committed_buffers(model, assignment)
+    update = {
+        name: (parameter.detach() - start[name]).cpu().numpy()
+        for name, parameter in trained.items()
+    }
+    for name, lost in _kept_arrays(_LOST, update, assignment, context).items():
+        update[name] += lost
+    draws = stream(device.config.seed, device.partition_id, "rounding", assignment.id)
+    sent = compress(update, assignment.codec, draws)
     commit = Commit(
         assignment_id=assignment.id,
         version=assignment.version,
@@ -72,17 +85,24 @@ def handle_commit(message: Message, context: Context, own: Own | None = None) ->
         train_seconds=done.seconds,
         num_examples=len(device.train),
         train_loss=done.mean_loss,
-        update={
-            name: (parameter.detach() - start[name]).cpu().numpy()
-            for name, parameter in trained.items()
-        },
+        update=sent.arrays,
+        scales=sent.scales,
         buffers={
             name: np.asarray(tensor.cpu().numpy())
             for name, tensor in state.items()
             if name in buffers
         },
     )
-    kept = _momentum(optimizer, trained, assignment)
+    momentum = {
+        name: optimizer.momentum_buffers[parameter].cpu().numpy()
+        for name, parameter in trained.items()
+        if parameter in optimizer.momentum_buffers
+    }
+    kept = {
+        key: _with_channels(arrays, assignment)
+        for key, arrays in ((_MOMENTUM, momentum), (_LOST, sent.lost))
+        if arrays
+    }
     if assignment.keeps_model:
         kept[_MODEL] = ArrayRecord(state)
     if assignment.returns_state:
@@ -131,37 +151,36 @@ def _restore_momentum(
     context: Context,
 ) -> None:
     """Give the optimizer the momentum of what was trained before, and in the same channels."""
-    record = context.state.array_records.get(_MOMENTUM)
+    for name, kept in _kept_arrays(_MOMENTUM, trained, assignment, context).items():
+        parameter = trained[name]
+        optimizer.momentum_buffers[parameter] = torch.from_numpy(kept).to(parameter.device)
+
+
+def _kept_arrays(
+    key: str, names: Iterable[str], assignment: Assignment, context: Context
+) -> dict[str, NDArray[Any]]:
+    """Return what was kept, for those of the names that are trained in the same channels."""
+    record = context.state.array_records.get(key)
     if record is None:
-        return
+        return {}
     channels = _channels(assignment)
-    for name, parameter in trained.items():
-        if name not in record:
+    arrays = {}
+    for name in names:
+        before, now = record.get(_CHANNELS_OF + name), channels.get(name)
+        if name not in record or (before is None) != (now is None):
             continue
-        before = record.get(_CHANNELS_OF + name)
-        now = channels.get(name)
-        if (before is None) != (now is None):
-            continue
-        if before is not None and now is not None and not np.array_equal(before.numpy(), now):
-            continue
-        kept = torch.from_numpy(record[name].numpy())
-        optimizer.momentum_buffers[parameter] = kept.to(parameter.device)
+        if before is None or now is None or np.array_equal(before.numpy(), now):
+            arrays[name] = record[name].numpy()
+    return arrays
 
 
-def _momentum(
-    optimizer: Sgd,
-    trained: Mapping[str, nn.Parameter],
-    assignment: Assignment,
-) -> dict[str, ArrayRecord]:
-    channels = _channels(assignment)
-    kept = {}
-    for name, parameter in trained.items():
-        momentum = optimizer.momentum_buffers.get(parameter)
-        if momentum is not None:
-            kept[name] = Array(momentum.cpu().numpy())
-            if name in channels:
-                kept[_CHANNELS_OF + name] = Array(channels[name])
-    return {_MOMENTUM: ArrayRecord(kept)} if kept else {}
+def _with_channels(arrays: Mapping[str, NDArray[Any]], assignment: Assignment) -> ArrayRecord:
+    """Return arrays to keep, each with the channels to which it belongs."""
+    kept = {name: Array(array) for name, array in arrays.items()}
+    for name, channels in _channels(assignment).items():
+        if name in arrays:
+            kept[_CHANNELS_OF + name] = Array(channels)
+    return ArrayRecord(kept)
 
 
 def _channels(assignment: Assignment) -> dict[str, NDArray[np.int64]]:

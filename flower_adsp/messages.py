@@ -24,6 +24,7 @@ from flwr.common.constant import ErrorCode
 
 from flower_adsp import __version__
 from flower_adsp.arrays import Weights, decode, encode, is_averaged, is_buffer_name, is_finite
+from flower_adsp.codec import AS_IT_IS, CODECS, restore, type_of
 from flower_adsp.devices import PROFILE_FIELDS, TEXT_FIELDS, DeviceProfile
 from flower_adsp.errors import ConfigError, RefusedMessage
 from flower_adsp.sparse.portions import WHOLE, Portion, Slice
@@ -43,7 +44,7 @@ _STEPS, _SECONDS, _LR = "steps", "seconds", "lr"
 _OVERLAP, _KEEPS, _CONTINUES = "overlap-steps", "keeps-model", "continues"
 _RETURNS, _STATE_OF = "returns-state", "state of "
 _BATCH_SIZE, _UNITS, _RATIOS, _CHANNELS = "batch-size", "units", "ratios", "channels"
-_TRAIN_SECONDS = "train-seconds"
+_TRAIN_SECONDS, _CODEC, _SCALES = "train-seconds", "codec", "scales"
 _SEPARATOR = ":"
 _NO_STEPS, _NO_SECONDS = 0, -1.0
 
@@ -99,6 +100,8 @@ class Assignment:
     returns_state : bool (default: False)
         Whether what the device keeps for its next assignment is to come with the commit, so that
         the server can save it.
+    codec : str (default: "float32")
+        What the update is to travel as.
     """
 
     id: int
@@ -113,6 +116,7 @@ class Assignment:
     batch_size: int | None = None
     portions: Mapping[str, Portion] | None = None
     returns_state: bool = False
+    codec: str = AS_IT_IS
 
     def __post_init__(self) -> None:
         """Check that exactly one kind of end is given."""
@@ -136,6 +140,7 @@ class Assignment:
                 _CONTINUES: self.continues,
                 _BATCH_SIZE: self.batch_size or 0,
                 _RETURNS: self.returns_state,
+                _CODEC: self.codec,
             }
         )
         if self.portions is not None:
@@ -173,6 +178,9 @@ class Assignment:
         batch_size = _integer(record, _BATCH_SIZE)
         if batch_size < 0:
             raise RefusedMessage("assignment", f"{_BATCH_SIZE} = {batch_size}")
+        codec = _text(record, _CODEC)
+        if codec not in CODECS:
+            raise RefusedMessage("assignment", f"{_CODEC} = {codec!r}; known are {CODECS}")
         return cls(
             id=_integer(record, _ID),
             version=_integer(record, _VERSION),
@@ -186,6 +194,7 @@ class Assignment:
             batch_size=batch_size or None,
             portions=_portions(record, channels or {}),
             returns_state=bool(_get(record, _RETURNS)),
+            codec=codec,
         )
 
 
@@ -230,6 +239,8 @@ class Commit:
         Which channels of an update were trained, by its name, where not all; the rest is zero.
     device_state : dict[str, ArrayRecord]
         What the device keeps for its next assignment, by its key in the node's state.
+    scales : dict[str, float]
+        What the arrays of an update that travels as ``int8`` are to be multiplied by.
     """
 
     assignment_id: int
@@ -242,6 +253,7 @@ class Commit:
     buffers: Weights = field(default_factory=dict, repr=False)
     slices: Mapping[str, Slice] = field(default_factory=dict, repr=False)
     device_state: Mapping[str, ArrayRecord] = field(default_factory=dict, repr=False)
+    scales: Mapping[str, float] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True)
@@ -383,6 +395,8 @@ def encode_commit(message: Message, commit: Commit) -> Message:
     )
     if commit.buffers:
         content[BUFFERS] = encode(commit.buffers)
+    if commit.scales:
+        content[_SCALES] = encode({key: np.asarray(v) for key, v in commit.scales.items()})
     for key, kept in commit.device_state.items():
         content[_STATE_OF + key] = kept
     return Message(content, reply_to=message)
@@ -447,7 +461,7 @@ def decode_commit(
         train_seconds=_number(metrics, _TRAIN_SECONDS),
         num_examples=_integer(metrics, NUM_EXAMPLES),
         train_loss=_number(metrics, TRAIN_LOSS),
-        update=_arrays(content, ARRAYS),
+        update=_restored(content, model, assignment.codec),
         buffers=_arrays(content, BUFFERS) if BUFFERS in content else {},
         device_state=_device_state(content),
     )
@@ -661,6 +675,28 @@ def _decode(record: ArrayRecord) -> Weights:
         return decode(record)
     except Exception as error:  # NumPy raises many kinds on bytes that are no array
         raise RefusedMessage("undecodable", f"{type(error).__name__}: {error}") from None
+
+
+def _restored(content: RecordDict, model: Weights, codec: str) -> Weights:
+    """Return an update in the model's types, from what it travelled as."""
+    arrays = _arrays(content, ARRAYS)
+    if codec == AS_IT_IS:
+        return arrays
+    scales = _arrays(content, _SCALES) if codec == "int8" else {}
+    update: Weights = {}
+    for name, array in arrays.items():
+        if name not in model:
+            raise RefusedMessage("arrays", f"not in the model [{name!r}]")
+        own = model[name].dtype
+        if array.dtype != type_of(codec, own):
+            raise RefusedMessage("dtype", f"{name} has type {array.dtype}; assigned is {codec}")
+        scale = scales.get(name) if codec == "int8" else np.asarray(1.0)
+        if scale is None or scale.shape != () or not is_averaged(scale):
+            raise RefusedMessage("scales", f"{name} has no number to be multiplied by")
+        if not np.isfinite(scale) or scale < 0:
+            raise RefusedMessage("scales", f"{name} is to be multiplied by {float(scale)}")
+        update[name] = restore(array, float(scale), own)
+    return update
 
 
 def _get(record: Mapping[str, Any], key: str) -> Any:

@@ -167,7 +167,9 @@ class EventLoop:
 
     def _begin(self, initial_arrays: ArrayRecord) -> None:
         workers = enlist(self.grid, self.inbox, self.options, self.timeout)
-        self.state = FederationState(decode(initial_arrays), workers, self.options.weighting)
+        self.state = FederationState(
+            decode(initial_arrays), workers, self.options.weighting, self.options.network.codec
+        )
         if not self.clock.is_virtual:
             self.clock = WallClock()  # time counts from here, not from the wait for nodes
         planner = self.options.planner
@@ -239,7 +241,9 @@ class EventLoop:
         """Go on from a checkpoint; what was under way is sent again."""
         saved = load(path, stored_kinds(self.strategy))
         workers = enlist(self.grid, self.inbox, self.options, self.timeout)
-        self.state = FederationState(saved["federation"]["model"], [], self.options.weighting)
+        self.state = FederationState(
+            saved["federation"]["model"], [], self.options.weighting, self.options.network.codec
+        )
         self.state.is_evaluated = self.evaluate_fn is not None
         self.strategy.state = self.state
         restore(self, saved)
@@ -580,6 +584,7 @@ class EventLoop:
             batch_size=work.batch_size,
             portions=None if worker.plan is None else worker.plan.portions,
             returns_state=self.options.checkpoint is not None and is_virtual,
+            codec=self.options.network.codec,
         )
         return Flight(assignment, work, self.state.now, plan=worker.plan)
 
@@ -891,11 +896,7 @@ class EventLoop:
     def _apply(self, worker: Worker, flight: Flight, commit: Commit) -> bool:
         worker.steps += commit.steps
         worker.num_examples = commit.num_examples
-        worker.bytes_up += (
-            self.state.num_bytes
-            if flight.plan is None
-            else flight.plan.upload_bytes(self.state.model)
-        )
+        worker.bytes_up += self.state.upload_bytes(worker, flight.plan)
         self.state.note_trained(worker, commit)
         worker.failures_in_a_row = 0
         worker.device_state = dict(commit.device_state)

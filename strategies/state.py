@@ -9,8 +9,9 @@ import numpy as np
 from flower_adsp.strategies.coverage import Coverage
 from flwr.app import ArrayRecord
 
-from flower_adsp.arrays import Weights, encode, mix_buffers, num_bytes
+from flower_adsp.arrays import Weights, encode, is_buffer_name, mix_buffers, num_bytes
 from flower_adsp.clock import MICROSECONDS
+from flower_adsp.codec import AS_IT_IS, travelling_bytes
 from flower_adsp.devices import ALWAYS, DeviceProfile, Presence
 from flower_adsp.messages import Assignment, Commit
 from flower_adsp.sparse.plan import LayerPlan, WorkerPlan
@@ -218,6 +219,8 @@ class FederationState:
         Those who take part, in order of id.
     weighting : str
         ``equal`` or ``examples``.
+    codec : str (default: "float32")
+        What updates travel as.
 
     Attributes
     ----------
@@ -227,10 +230,17 @@ class FederationState:
         Microseconds and subject of the alarms that the strategy asks for; the loop takes them.
     """
 
-    def __init__(self, model: Weights, workers: list[Worker], weighting: str = "equal") -> None:
+    def __init__(
+        self,
+        model: Weights,
+        workers: list[Worker],
+        weighting: str = "equal",
+        codec: str = AS_IT_IS,
+    ) -> None:
         self.model = model
         self.workers = {worker.id: worker for worker in workers}
         self.weighting = weighting
+        self.codec = codec
         self.version = 0
         self.index = 0
         self.now = 0
@@ -372,9 +382,20 @@ class FederationState:
         self._statistics = frozenset(statistics)
         self._statistics_version = self.version + 1
 
-    def upload_bytes(self, worker: Worker) -> int:
-        """Return the bytes of a worker's commit."""
-        return self.num_bytes if worker.plan is None else worker.plan.upload_bytes(self.model)
+    def upload_bytes(self, worker: Worker, plan: WorkerPlan | None = None) -> int:
+        """Return the bytes of a worker's commit, by a plan or by its own at present.
+
+        Without either, what is a buffer is told by BatchNorm's names.
+        """
+        plan = plan or worker.plan
+        if plan is not None:
+            return plan.upload_bytes(self.model, self.codec)
+        if worker.is_stock or self.codec == AS_IT_IS:
+            return self.num_bytes
+        return sum(
+            array.nbytes if is_buffer_name(name) else travelling_bytes(array, self.codec)
+            for name, array in self.model.items()
+        )
 
     def model_changed(self) -> None:
         """Note that the model has a new version."""

@@ -33,6 +33,7 @@ CASES = {
         f"{SHORT} network.server_up_mbps=0.2 network.site_down_mbps=0.3",
         {"devices": "coming-and-going"},
     ),
+    "adsp, int8": (f"{SHORT} network.codec=int8 train.momentum=0.5", {}),
     "bsp": ("run.num_rounds=30", {}),
     "ssp": ("run.num_rounds=20 strategy.pull=blocked strategy.staleness=2", {}),
     "adacomm": ("strategy.interval=10 run.num_rounds=12", {}),

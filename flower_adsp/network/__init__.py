@@ -3,8 +3,9 @@
 from dataclasses import dataclass, fields
 
 from flower_adsp.clock import MICROSECONDS
+from flower_adsp.codec import AS_IT_IS, CODECS
 from flower_adsp.devices import DeviceProfile
-from flower_adsp.errors import require
+from flower_adsp.errors import require, unknown
 
 _SHARED = ("server_up_mbps", "server_down_mbps", "site_up_mbps", "site_down_mbps")
 
@@ -30,6 +31,10 @@ class Network:
     site_up_mbps, site_down_mbps : float | None (default: None)
         The same for the uplink of each site, from and to all devices whose profile has the same
         `site`.
+    codec : str (default: "float32")
+        What the updates in commits travel as: ``float32`` for as they are, ``float16``, or
+        ``int8`` with stochastic rounding and error feedback (`flower_adsp.codec`). It holds in
+        real time, too.
     """
 
     overhead_s: float | None = None
@@ -37,9 +42,12 @@ class Network:
     server_down_mbps: float | None = None
     site_up_mbps: float | None = None
     site_down_mbps: float | None = None
+    codec: str = AS_IT_IS
 
     def __post_init__(self) -> None:
         """Check the settings."""
+        if self.codec not in CODECS:
+            raise unknown("network.codec", self.codec, CODECS)
         require(
             self.overhead_s is None or self.overhead_s >= 0,
             "network.overhead_s",
@@ -80,7 +88,7 @@ class Network:
         *site, way = name.rsplit(" ", 1)
         return float(getattr(self, f"{'site' if site else 'server'}_{way}_mbps"))
 
-    def describe(self) -> dict[str, float | None]:
+    def describe(self) -> dict[str, float | str | None]:
         """Return the settings that say something."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {key: v for key, v in values.items() if v is not None or key == "overhead_s"}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flower_adsp.arrays import Weights
+from flower_adsp.codec import AS_IT_IS, travelling_bytes
 from flower_adsp.errors import require, unknown
 from flower_adsp.sparse.portions import Portion, Slice
 from flower_adsp.tasks.base import Task
@@ -73,12 +74,13 @@ class WorkerPlan:
     peak_bytes: int
     saved_bytes: int
 
-    def upload_bytes(self, model: Weights) -> int:
+    def upload_bytes(self, model: Weights, codec: str = AS_IT_IS) -> int:
         """Return the bytes of a commit's arrays."""
         total = sum(model[name].nbytes for name in self.buffers)
         for name, part in self.slices.items():
             whole = model[name]
-            total += int(np.prod(part.shape(whole.shape), dtype=np.int64)) * whole.itemsize
+            size = int(np.prod(part.shape(whole.shape), dtype=np.int64))
+            total += travelling_bytes(whole, codec, size)
         return total
 
 
