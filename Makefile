@@ -19,7 +19,7 @@ run: $(STAMP)
 test: $(STAMP)
 	$(BIN)/python -m pytest $(ARGS)
 
-# Real SuperNodes on the loopback interface; takes minutes.
+# Real SuperNodes on the loopback interface; takes seven minutes.
 test-deploy: $(STAMP)
 	$(BIN)/python -m pytest -m deploy tests/deploy $(ARGS)
 
