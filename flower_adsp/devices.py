@@ -208,11 +208,9 @@ def measure(task: "Task", steps: int = 3) -> DeviceProfile:
     """
     import torch
 
-    from flower_adsp.tasks.batches import collate
+    from flower_adsp.tasks.batches import first_batch
 
-    model = task.build_model()
-    data = task.held_out_data("validation")
-    batch = collate(data, np.arange(task.batch_size) % len(data))
+    model, batch = task.build_model(), first_batch(task)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     started = 0.0
     for step in range(steps + 1):

@@ -21,7 +21,10 @@ from flower_adsp.arrays import decode, encode
 from flower_adsp.config import Config
 from flower_adsp.errors import ConfigError, require
 from flower_adsp.messages import software_versions
+from flower_adsp.network.slices import WHOLE
+from flower_adsp.sparse.profile import LayerCost, layer_costs
 from flower_adsp.tasks.base import Task
+from flower_adsp.tasks.batches import first_batch
 from flower_adsp.tasks.build import build_task
 from flower_adsp.tracking.files import CHECKPOINT, CONFIG, HISTORY, HOST, MODEL, SUMMARY
 from flower_adsp.tracking.history import History
@@ -197,6 +200,7 @@ def _build_strategy(
         clock="virtual" if config.is_virtual else "wall",
         seed=config.seed,
         network=config.network,
+        layers=_layers(task) if config.is_virtual and config.network.schedule != WHOLE else (),
         weighting=run.weighting,
         evaluate_every=run.evaluate_every,
         max_seconds=run.max_seconds,
@@ -234,6 +238,11 @@ def _build_strategy(
             "is not a flwr.serverapp.strategy.Strategy"
         )
     return strategy
+
+
+def _layers(task: Task) -> tuple[LayerCost, ...]:
+    batch = first_batch(task)
+    return layer_costs(task.build_model(), lambda model: task.loss(model, batch))
 
 
 def _train_config(config: Config) -> ConfigRecord:

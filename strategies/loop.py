@@ -38,6 +38,7 @@ from flower_adsp.messages import (
     stock_steps,
 )
 from flower_adsp.network.sharing import SharedLinks
+from flower_adsp.network.slices import WHOLE
 from flower_adsp.seeding import stream
 from flower_adsp.sparse.plan import LayerPlanner, Member
 
@@ -519,13 +520,14 @@ class EventLoop:
             self._start_training(worker, flight)
             return
         size = self.state.download_bytes(worker)
+        hidden = self._hidden_download(worker, flight)
         worker.bytes_down += size
         worker.version = self.state.version
         if self.links is not None:
             path = self.options.network.path(worker.profile, upload=False)
             self._begin_transfer(worker, size, worker.profile.down_mbps, path)
         elif self.clock.is_virtual:
-            download = self.options.network.download(worker.profile, size)
+            download = self.options.network.download(worker.profile, size) - hidden
             self._start_training(worker, flight, worker.presence.advance(now, download))
         else:
             self._start_training(worker, flight)
@@ -586,7 +588,13 @@ class EventLoop:
             returns_state=self.options.checkpoint is not None and is_virtual,
             codec=self.options.network.codec,
         )
-        return Flight(assignment, work, self.state.now, plan=worker.plan)
+        flight = Flight(assignment, work, self.state.now, plan=worker.plan)
+        if is_virtual:
+            jitter = stream(self.options.seed, worker.id, "jitter", number)
+            batch_size = work.batch_size or worker.batch_size
+            seconds = worker.profile.step_seconds(batch_size, jitter) * worker.step_share
+            flight.step = max(1, _microseconds(seconds))
+        return flight
 
     def _start_training(self, worker: Worker, flight: Flight, start: int | None = None) -> None:
         """Send an assignment; in virtual time, work out when what of it happens.
@@ -615,11 +623,7 @@ class EventLoop:
 
     def _time_training(self, worker: Worker, flight: Flight, start: int) -> None:
         """Say, of training that starts at a time, what steps it has and when it ends."""
-        work, number, present = flight.work, flight.assignment.id, worker.presence
-        jitter = stream(self.options.seed, worker.id, "jitter", number)
-        batch_size = work.batch_size or worker.batch_size
-        seconds_a_step = worker.profile.step_seconds(batch_size, jitter) * worker.step_share
-        flight.step = step = max(1, _microseconds(seconds_a_step))
+        work, step, present = flight.work, flight.step, worker.presence
         begin, overlap = start, 0
         if (
             work.overlaps
@@ -650,8 +654,47 @@ class EventLoop:
             self.clock.schedule(Event(end, EventKind.TRAINED, number))
             return
         upload = self.options.network.upload(worker.profile, self.state.upload_bytes(worker))
+        upload -= self._hidden_upload(worker, flight)
         flight.arrival = worker.presence.advance(end, upload)
         self.clock.schedule(Event(flight.arrival, EventKind.ARRIVAL, number))
+
+    def _hidden_download(self, worker: Worker, flight: Flight) -> int:
+        """Return the microseconds of its download during which a worker computes already."""
+        if self.options.network.schedule == WHOLE:
+            return 0
+        names = self.state.changed(worker)
+        sizes = {name: self.state.model[name].nbytes for name in names}
+        return self._hidden(worker, flight, sizes, upload=False)
+
+    def _hidden_upload(self, worker: Worker, flight: Flight) -> int:
+        """Return the microseconds of its upload during which a worker still computes."""
+        if self.options.network.schedule == WHOLE:
+            return 0
+        return self._hidden(worker, flight, self.state.upload_sizes(worker), upload=True)
+
+    def _hidden(
+        self, worker: Worker, flight: Flight, sizes: Mapping[str, int], *, upload: bool
+    ) -> int:
+        """Return what computing hides of a transfer: of a step, a third is forward.
+
+        Under a plan, what is left of the step is backward through the layers that it trains.
+        """
+        layers, network = self.options.layers, self.options.network
+        step = flight.step / MICROSECONDS
+        forward = min(step / worker.step_share / 3, step)
+        plan = worker.plan
+        trained = [
+            layer.share if plan is None or plan.slices.keys() & set(layer.names) else 0.0
+            for layer in layers
+        ]
+        total = sum(trained) or 1.0
+        return network.hidden(
+            worker.profile,
+            [sum(sizes.get(name, 0) for name in layer.names) for layer in layers],
+            [forward * layer.share for layer in layers],
+            [(step - forward) * share / total for share in trained],
+            upload=upload,
+        )
 
     def _learning_rate(self) -> float:
         if self.half_life is None:

@@ -3,12 +3,17 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flower_adsp.devices import DeviceProfile
 from flower_adsp.errors import require, unknown
 from flower_adsp.network import Network
+from flower_adsp.network.slices import WHOLE
 from flower_adsp.sparse.plan import LayerPlanner
 from flower_adsp.tracking.base import Callback
+
+if TYPE_CHECKING:
+    from flower_adsp.sparse.profile import LayerCost
 
 CLOCKS = ("virtual", "wall")
 WEIGHTINGS = ("equal", "examples")
@@ -26,6 +31,9 @@ class LoopOptions:
         Seed of the jitter of virtual devices.
     network : Network (default: Network())
         How long transfers take in virtual time.
+    layers : Sequence[LayerCost] (default: ())
+        The model's layers and what they cost, where the network's schedule sends slices
+        (`flower_adsp.sparse.profile.layer_costs`).
     weighting : str (default: "equal")
         What a commit weighs: ``equal``, or ``examples`` for the examples in its partition.
     evaluate_every : float | None (default: None)
@@ -77,6 +85,7 @@ class LoopOptions:
     clock: str = "virtual"
     seed: int = 0
     network: Network = field(default_factory=Network)
+    layers: Sequence["LayerCost"] = ()
     weighting: str = "equal"
     evaluate_every: float | None = None
     max_seconds: float | None = None
@@ -114,4 +123,16 @@ class LoopOptions:
         for key in ("deadline_factor", "norm_limit"):
             value = getattr(self, key)
             require(value is None or value > 1, key, value, "None or above 1")
+        require(
+            self.network.schedule == WHOLE or self.clock == "virtual",
+            "network.schedule",
+            self.network.schedule,
+            f"{WHOLE!r} in real time, where Flower delivers whole messages",
+        )
+        require(
+            self.network.schedule == WHOLE or len(self.layers) > 0,
+            "layers",
+            self.layers,
+            f"not empty with the network schedule {self.network.schedule!r}",
+        )
         require(len(self.stock_profiles) > 0, "stock_profiles", (), "not empty")

@@ -365,7 +365,13 @@ class FederationState:
         """
         if self.plan is None or worker.version < 0:
             return self.num_bytes
-        total = 0
+        return sum(self.model[name].nbytes for name in self.changed(worker))
+
+    def changed(self, worker: Worker) -> set[str]:
+        """Return the names of the arrays that a worker's next download holds."""
+        if self.plan is None or worker.version < 0:
+            return set(self.model)
+        found: set[str] = set()
         for unit in self.plan.units:
             version, only = self._changes.get(unit.name, (0, None))
             names: Iterable[str] = ()
@@ -373,8 +379,8 @@ class FederationState:
                 names = (*unit.parameters, *unit.buffers)
             elif self._statistics_version > worker.version:
                 names = self._statistics.intersection(unit.buffers)
-            total += sum(self.model[name].nbytes for name in names if name in self.model)
-        return total
+            found.update(name for name in names if name in self.model)
+        return found
 
     def set_statistics(self, statistics: Weights) -> None:
         """Set the statistics of normalisations, which go with the next version of the model."""
@@ -383,19 +389,25 @@ class FederationState:
         self._statistics_version = self.version + 1
 
     def upload_bytes(self, worker: Worker, plan: WorkerPlan | None = None) -> int:
-        """Return the bytes of a worker's commit, by a plan or by its own at present.
+        """Return the bytes of a worker's commit, by a plan or by its own at present."""
+        plan = plan or worker.plan
+        if plan is None and (worker.is_stock or self.codec == AS_IT_IS):
+            return self.num_bytes
+        return sum(self.upload_sizes(worker, plan).values())
 
-        Without either, what is a buffer is told by BatchNorm's names.
+    def upload_sizes(self, worker: Worker, plan: WorkerPlan | None = None) -> dict[str, int]:
+        """Return the bytes of each array of a worker's commit.
+
+        Without a plan, what is a buffer is told by BatchNorm's names.
         """
         plan = plan or worker.plan
         if plan is not None:
-            return plan.upload_bytes(self.model, self.codec)
-        if worker.is_stock or self.codec == AS_IT_IS:
-            return self.num_bytes
-        return sum(
-            array.nbytes if is_buffer_name(name) else travelling_bytes(array, self.codec)
+            return plan.upload_sizes(self.model, self.codec)
+        codec = AS_IT_IS if worker.is_stock else self.codec
+        return {
+            name: array.nbytes if is_buffer_name(name) else travelling_bytes(array, codec)
             for name, array in self.model.items()
-        )
+        }
 
     def model_changed(self) -> None:
         """Note that the model has a new version."""

@@ -1,11 +1,13 @@
 """The network model: how long a payload takes between a device and the server."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from flower_adsp.clock import MICROSECONDS
 from flower_adsp.codec import AS_IT_IS, CODECS
 from flower_adsp.devices import DeviceProfile
 from flower_adsp.errors import require, unknown
+from flower_adsp.network.slices import SCHEDULES, SLICE_SIZE, WHOLE, Layer, Link, hidden_seconds
 
 _SHARED = ("server_up_mbps", "server_down_mbps", "site_up_mbps", "site_down_mbps")
 
@@ -35,6 +37,15 @@ class Network:
         What the updates in commits travel as: ``float32`` for as they are, ``float16``, or
         ``int8`` with stochastic rounding and error feedback (`flower_adsp.codec`). It holds in
         real time, too.
+    schedule : str (default: "whole")
+        In virtual time, how the parameters of a transfer are ordered: ``whole`` for one message, as
+        Flower has it, of which nothing is used before all is there; ``fifo``, ``p3`` or ``reverse``
+        for slices, so that the first forward pass and the last backward pass of an assignment hide
+        part of the transfers (`flower_adsp.network.slices`).
+    slice_size : int (default: 40,000)
+        Parameters in a slice.
+    window : int (default: 1)
+        Slices given to the link that can no longer be overtaken.
     """
 
     overhead_s: float | None = None
@@ -43,11 +54,24 @@ class Network:
     site_up_mbps: float | None = None
     site_down_mbps: float | None = None
     codec: str = AS_IT_IS
+    schedule: str = WHOLE
+    slice_size: int = SLICE_SIZE
+    window: int = 1
 
     def __post_init__(self) -> None:
         """Check the settings."""
         if self.codec not in CODECS:
             raise unknown("network.codec", self.codec, CODECS)
+        if self.schedule not in SCHEDULES:
+            raise unknown("network.schedule", self.schedule, SCHEDULES)
+        for key in ("slice_size", "window"):
+            require(getattr(self, key) >= 1, f"network.{key}", getattr(self, key), "at least 1")
+        require(
+            self.schedule == WHOLE or not self.is_shared,
+            "network.schedule",
+            self.schedule,
+            f"{WHOLE!r} where links are shared: how long a transfer takes is then not known before",
+        )
         require(
             self.overhead_s is None or self.overhead_s >= 0,
             "network.overhead_s",
@@ -88,7 +112,7 @@ class Network:
         *site, way = name.rsplit(" ", 1)
         return float(getattr(self, f"{'site' if site else 'server'}_{way}_mbps"))
 
-    def describe(self) -> dict[str, float | str | None]:
+    def describe(self) -> dict[str, float | int | str | None]:
         """Return the settings that say something."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {key: v for key, v in values.items() if v is not None or key == "overhead_s"}
@@ -100,6 +124,44 @@ class Network:
     def download(self, profile: DeviceProfile, num_bytes: int) -> int:
         """Return the microseconds from the server to the device, where nobody else receives."""
         return self._alone(profile, num_bytes, upload=False)
+
+    def hidden(
+        self,
+        profile: DeviceProfile,
+        sizes: Sequence[int],
+        forward_s: Sequence[float],
+        backward_s: Sequence[float],
+        *,
+        upload: bool,
+    ) -> int:
+        """Return the microseconds of a transfer that its device's computing hides.
+
+        Parameters
+        ----------
+        profile : DeviceProfile
+            The device.
+        sizes : Sequence[int]
+            Bytes of each layer, in forward order.
+        forward_s, backward_s : Sequence[float]
+            Seconds in which the device computes each.
+        upload : bool
+            Whether it is from the device to the server.
+        """
+        took = self._alone(profile, sum(sizes), upload=upload)
+        if self.overhead_s is None:
+            took -= round(profile.latency_s * MICROSECONDS)
+        if self.schedule == WHOLE or took <= 0 or not sum(sizes):
+            return 0
+        # Bits over microseconds are Mbit/s; the slices are of four bytes a parameter.
+        mbps = sum(sizes) * 8 / took
+        layers = [
+            Layer(size // 4, forward, backward)
+            for size, forward, backward in zip(sizes, forward_s, backward_s, strict=True)
+        ]
+        down, up = hidden_seconds(
+            layers, Link(mbps, mbps), self.schedule, self.slice_size, self.window
+        )
+        return min(int((up if upload else down) * MICROSECONDS), took)
 
     def _alone(self, profile: DeviceProfile, num_bytes: int, *, upload: bool) -> int:
         if self.overhead_s is not None:

@@ -18,12 +18,13 @@ from typing import Any
 import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 
-from flower_adsp.errors import ConfigError, require
+from flower_adsp.errors import ConfigError, require, unknown
 
 Edge = tuple[int, int]
 Tree = frozenset[Edge]
+CANDIDATES = ("mwu", "both")
 _HALVINGS = 8  # of the unit, before weights are taken as they come
 
 
@@ -144,7 +145,7 @@ class Packing:
     trees : tuple[tuple[Tree, float], ...]
         Each a spanning tree by its edges, with its rate in the unit of the capacities.
     bound : float
-        The rate of all trees that multiplicative weights found, taken together, in fractions.
+        The rate of all candidates taken together, in fractions.
     """
 
     root: int
@@ -244,6 +245,7 @@ def pack_trees(
     epsilon: float = 0.2,
     threshold: float = 0.05,
     most_trees: int | None = None,
+    candidates: str = "both",
 ) -> Packing:
     """Return few trees whose rates together come close to the best there is.
 
@@ -264,6 +266,9 @@ def pack_trees(
         The part of the candidates' rate that may be given up.
     most_trees : int or None (default: None)
         The most trees; None: as many as there are nodes.
+    candidates : str (default: "both")
+        ``mwu`` chooses among the trees that multiplicative weights found, as Blink does; ``both``
+        among `disjoint_trees`, too, where links are private and one tree a node will do.
 
     Returns
     -------
@@ -278,17 +283,23 @@ def pack_trees(
     require(0 <= threshold < 1, "threshold", threshold, "at least 0 and below 1")
     if graph.num_nodes == 1:
         return Packing(root, (), 0.0)
+    if candidates not in CANDIDATES:
+        raise unknown("candidates", candidates, CANDIDATES)
     trees = [tree for tree, _ in candidate_trees(graph, root, epsilon)]
+    least = float(graph.capacities.min())
+    is_private = all(len(resource.edges) == 1 for resource in graph.resources)
+    if candidates == "both" and is_private:
+        found = disjoint_trees(graph, root, least)
+        trees = list(dict.fromkeys([*trees, *found])) if len(found) <= graph.num_nodes else trees
     uses = np.array([graph.use(tree) for tree in trees]).T
     most = graph.num_nodes if most_trees is None else most_trees
     require(most >= 1, "most_trees", most, "at least 1")
     bound = _choose(uses, graph.capacities, None, len(trees)).sum()
-    least = float(graph.capacities.min())
     chosen = np.zeros(len(trees))
     for unit in (*(least / 2**halving for halving in range(_HALVINGS)), None):
-        found = _choose(uses, graph.capacities, unit, most)
-        if found.sum() > chosen.sum():
-            chosen = found
+        rates = _choose(uses, graph.capacities, unit, most)
+        if rates.sum() > chosen.sum():
+            chosen = rates
         if chosen.sum() >= (1 - threshold) * bound:
             break
     packed = sorted(
@@ -346,6 +357,47 @@ def _ratio(above: NDArray[Any], below: NDArray[Any]) -> NDArray[Any]:
     return ratio
 
 
+def disjoint_trees(graph: LinkGraph, root: int, unit: float) -> list[Tree]:
+    """Return as many trees of rate `unit` as private links hold, one after another.
+
+    There are as many as the smallest cut has units (Edmonds, 1973). Each is grown edge by edge, by
+    edges without which what is left still has a cut for the trees to come (Lovász, 1976,
+    https://doi.org/10.1016/0095-8956(76)90049-6).
+
+    Parameters
+    ----------
+    graph : LinkGraph
+        A network in which no two edges share anything.
+    root : int
+        Where the trees begin.
+    unit : float
+        The rate of each tree.
+    """
+    left = nx.DiGraph()
+    left.add_nodes_from(range(graph.num_nodes))
+    for resource in graph.resources:
+        (edge,) = resource.edges
+        before = left.get_edge_data(*edge, {"capacity": np.inf})["capacity"]
+        left.add_edge(*edge, capacity=min(int(resource.capacity / unit + 1e-9), before))
+    others = [node for node in range(graph.num_nodes) if node != root]
+    count = min((int(nx.maximum_flow_value(left, root, node)) for node in others), default=0)
+    trees = []
+    for to_come in range(count - 1, -1, -1):
+        inside, tree = {root}, set()
+        while len(inside) < graph.num_nodes:
+            for a, b in sorted(left.edges):
+                if a not in inside or b in inside or left[a][b]["capacity"] < 1:
+                    continue
+                left[a][b]["capacity"] -= 1
+                if not to_come or nx.maximum_flow_value(left, root, b) >= to_come:
+                    inside.add(b)
+                    tree.add((a, b))
+                    break
+                left[a][b]["capacity"] += 1
+        trees.append(frozenset(tree))
+    return trees
+
+
 def best_rate(graph: LinkGraph, root: int) -> float:
     """Return the highest rate that any packing of trees has, exactly.
 
@@ -355,8 +407,6 @@ def best_rate(graph: LinkGraph, root: int) -> float:
     _check_reach(graph, root)
     if graph.num_nodes == 1:
         return 0.0
-    from scipy.optimize import linprog
-
     trees = [cheapest_tree(graph, root, graph.shares.T @ (1 / graph.capacities))]
     while True:
         uses = np.array([graph.use(tree) for tree in trees]).T

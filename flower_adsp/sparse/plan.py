@@ -76,12 +76,16 @@ class WorkerPlan:
 
     def upload_bytes(self, model: Weights, codec: str = AS_IT_IS) -> int:
         """Return the bytes of a commit's arrays."""
-        total = sum(model[name].nbytes for name in self.buffers)
+        return sum(self.upload_sizes(model, codec).values())
+
+    def upload_sizes(self, model: Weights, codec: str = AS_IT_IS) -> dict[str, int]:
+        """Return the bytes of each of a commit's arrays."""
+        sizes = {name: model[name].nbytes for name in self.buffers}
         for name, part in self.slices.items():
             whole = model[name]
-            size = int(np.prod(part.shape(whole.shape), dtype=np.int64))
-            total += travelling_bytes(whole, codec, size)
-        return total
+            count = int(np.prod(part.shape(whole.shape), dtype=np.int64))
+            sizes[name] = travelling_bytes(whole, codec, count)
+        return sizes
 
 
 @dataclass(frozen=True)
@@ -227,8 +231,9 @@ class LayerPlanner:
         """Return the model's units and what they cost, with the task's mini-batch."""
         if self._profiled is None:
             from flower_adsp.sparse.profile import profile_model
+            from flower_adsp.tasks.batches import first_batch
 
-            batch = self._batch()
+            batch = first_batch(self.task)
             self._profiled = profile_model(
                 self.task.build_model(),
                 lambda model: self.task.loss(model, batch),
@@ -237,12 +242,6 @@ class LayerPlanner:
                 memory_true=self.is_memory_true,
             )
         return self._profiled
-
-    def _batch(self) -> Sequence[Any]:
-        from flower_adsp.tasks.batches import collate
-
-        data = self.task.held_out_data("validation")
-        return collate(data, np.arange(self.task.batch_size) % len(data))
 
     def make(self, members: Sequence[Member], weights: Weights) -> LayerPlan:
         """Plan for these devices and the present weights.
@@ -341,8 +340,9 @@ class LayerPlanner:
         import torch
 
         from flower_adsp.sparse.importance import contribution_importance, fisher_importance
+        from flower_adsp.tasks.batches import first_batch
 
-        model, batch = self.task.build_model(), self._batch()
+        model, batch = self.task.build_model(), first_batch(self.task)
         model.load_state_dict({name: torch.from_numpy(np.array(a)) for name, a in weights.items()})
         measure = fisher_importance if self.importance == "fisher" else contribution_importance
         return measure(model, units, lambda model: self.task.loss(model, batch))

@@ -395,6 +395,33 @@ def _measure(
     return _Measured(saved, [max(0, f) for f in forward], [max(0, b) for b in backward])
 
 
+@dataclass(frozen=True)
+class LayerCost:
+    """A unit in forward order: its parameters and buffers by name, and its part of the MACs."""
+
+    names: tuple[str, ...]
+    share: float
+
+
+def layer_costs(model: nn.Module, loss: Loss) -> tuple[LayerCost, ...]:
+    """Return the units of a model in the order in which they run, with what each computes.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Any model that `split_into_units` takes.
+    loss : Callable[[nn.Module], Tensor]
+        Computes the loss of a mini-batch.
+    """
+    units = _in_order(model, split_into_units(model), loss)
+    macs = _count(model, units, loss)[: len(units)]
+    total = sum(macs) or 1
+    return tuple(
+        LayerCost((*unit.parameters, *unit.buffers), count / total)
+        for unit, count in zip(units, macs, strict=True)
+    )
+
+
 def _count(model: nn.Module, units: list[Unit], loss: Loss) -> list[int]:
     """Return the multiply-accumulates of each unit's forward pass."""
     macs = [0] * (len(units) + 1)

@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset, default_collate
 from flower_adsp.seeding import stream
 
 if TYPE_CHECKING:
-    from flower_adsp.tasks.base import SizedDataset
+    from flower_adsp.tasks.base import SizedDataset, Task
 
 Batch = Sequence[Tensor]
 
@@ -24,6 +24,12 @@ def collate(data: "SizedDataset", indices: NDArray[np.integer[Any]]) -> Batch:
         chosen = torch.from_numpy(indices)
         return tuple(tensor[chosen] for tensor in data.tensors)
     return cast(Batch, default_collate([data[int(index)] for index in indices]))
+
+
+def first_batch(task: "Task") -> Batch:
+    """Return a mini-batch of a task's held-out data, to measure with."""
+    data = task.held_out_data("validation")
+    return collate(data, np.arange(task.batch_size) % len(data))
 
 
 class BatchStream:

@@ -1,0 +1,90 @@
+"""Slices sent by priority: the same model, in less time."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flower_adsp.strategies import LoopOptions
+
+from flower_adsp.config import load_config
+from flower_adsp.errors import ConfigError
+from flower_adsp.network import Network
+from flower_adsp.network.slices import SCHEDULES
+
+Run = Callable[..., Path]
+
+# Small slices and slow links: the model of 4,810 parameters takes 0.15 s to 0.8 s each way.
+SLOW = "network.slice_size=200 run.evaluate_every=5"
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+    return found
+
+
+@pytest.mark.parametrize(
+    ("strategy", "task", "more"),
+    [
+        ("bsp", "digits-mlp", "strategy.local_steps=1 run.num_rounds=12"),
+        ("fixed-adacomm", "digits-mlp", "strategy.local_steps=3 run.num_rounds=6"),
+        ("dsparse", "mnist-resnet", "run.num_rounds=3"),
+    ],
+)
+def test_barriers_make_the_same_model_and_priority_is_fastest(
+    run_folder: Run, strategy: str, task: str, more: str
+) -> None:
+    folders = {
+        schedule: run_folder(
+            schedule,
+            strategy=strategy,
+            task=task,
+            devices="phones",
+            overrides=f"{SLOW} {more} network.schedule={schedule}",
+        )
+        for schedule in SCHEDULES
+    }
+    models = {(folder / "model.safetensors").read_bytes() for folder in folders.values()}
+    assert len(models) == 1
+    seconds = {name: summary(folder)["seconds"] for name, folder in folders.items()}
+    assert seconds["p3"] < seconds["fifo"] == seconds["reverse"] < seconds["whole"]
+
+
+def test_what_adsp_hides_is_not_communicating(run_folder: Run) -> None:
+    def run(schedule: str) -> dict[str, Any]:
+        return summary(
+            run_folder(
+                schedule,
+                strategy="adsp",
+                devices="phones",
+                overrides=f"{SLOW} run.num_rounds=3 network.schedule={schedule}",
+            )
+        )
+
+    whole, p3 = run("whole"), run("p3")
+    for before, after in zip(whole["devices"], p3["devices"], strict=True):
+        assert after["communicating"] < before["communicating"]
+        assert after["blocked"] == 0
+    assert abs(whole["commits"] - p3["commits"]) <= len(p3["devices"])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ("network.schedule=lifo", r"network\.schedule.*lifo.*p3"),
+        ("network.slice_size=0", r"network\.slice_size = 0 .* at least 1"),
+        ("network.window=0", r"network\.window = 0"),
+        ("network.schedule=p3 network.server_up_mbps=9.0", r"network\.schedule = 'p3'.*shared"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(overrides: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load_config({"overrides": overrides})
+
+
+def test_slices_need_layers_and_virtual_time() -> None:
+    with pytest.raises(ConfigError, match="layers"):
+        LoopOptions(network=Network(schedule="p3"))
+    with pytest.raises(ConfigError, match="whole messages"):
+        LoopOptions(network=Network(schedule="p3"), clock="wall")
