@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import layer_training, overlap, time_to_loss, write_docs
+from benchmarks import layer_training, network, overlap, time_to_loss, write_docs
 from benchmarks.time_to_loss import EC2_5, Cell, at_cell, savings
 from flower_adsp.sparse.plan import LayerPlan, WorkerPlan
 from flower_adsp.sparse.portions import WHOLE, Slice
@@ -103,3 +103,17 @@ def test_an_interval_of_ratios_is_around_their_geometric_mean() -> None:
     low, high = overlap.interval([0.5, 2.0, 1.0])
     assert low * high == pytest.approx(1.0)
     assert low < 1.0 < high
+
+
+def test_models_of_p3s_paper_have_their_size_and_priority_is_never_slower() -> None:
+    sizes = {
+        name: sum(size for size, _ in network.torchvision_layers(name))
+        for name in ("vgg19", "resnet50")
+    }
+    # torchvision's own figures, without ResNet-50's 53,120 parameters of BatchNorm.
+    assert sizes == {"vgg19": 143_667_240, "resnet50": 25_557_032 - 53_120}
+    macs = sum(count for _, count in network.torchvision_layers("vgg19"))
+    assert macs == pytest.approx(19.63e9, rel=0.01)
+    for row in network.slice_rows():
+        assert row["p3_s"] <= row["fifo_slices_s"] <= row["whole_s"]
+        assert row["p3_s"] >= row["compute_s"]
