@@ -40,7 +40,7 @@ def write(path: Path | None, seeds: Sequence[int], **content: Any) -> None:
     if path is None:
         return
     whole = {
-        "command": " ".join(["python", *sys.argv]),
+        "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
         "seeds": list(seeds),
         "versions": {**software_versions(), "machine": platform.machine()},
         **content,

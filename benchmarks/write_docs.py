@@ -220,6 +220,34 @@ def memory_lines(result: Mapping[str, Any]) -> list[str]:
     ]  # fmt: skip
 
 
+def supernode_lines() -> list[str]:
+    """Return what a commit costs on real SuperNodes."""
+    nodes = json.loads((RESULTS / "supernodes.json").read_text(encoding="utf-8"))
+    ((variable, value),) = nodes["shorter"].items()
+    return [
+        "## Real SuperNodes",
+        "",
+        "ADSP with commits 30 s apart on three SuperNodes that share two cores with the SuperLink",
+        "and each other, `digits-mlp`. Flower starts a process for each message;",
+        f"{nodes['rows'][0]['process_s']:.1f} s of the overhead are what three such processes, at",
+        "the same time, need from their start to their first step.",
+        "",
+        *table(
+            ["Flower's intervals", "computing", "overhead a commit", "from commit to commit"],
+            [
+                [
+                    "as they are" if row["setting"] != "shorter" else f"`{variable}={value}`",
+                    f"{100 * row['compute_share']:.0f} %",
+                    f"{row['overhead_s']:.1f} s",
+                    f"{row['cycle_s']:.1f} s",
+                ]
+                for row in nodes["rows"]
+            ],
+        ),
+        "",
+    ]
+
+
 def recovery_lines() -> list[str]:
     """Return what faults, kills and numbers of devices lead to."""
     faults, resume, scale = (
@@ -306,6 +334,7 @@ def page() -> str:
     lines += curve_lines()
     lines += memory_lines(memory)
     lines += recovery_lines()
+    lines += supernode_lines()
     lines += [
         "## What the engine costs",
         "",
