@@ -39,6 +39,8 @@ class CommitStrategy(Strategy):
         Γ, seconds between checkpoints, by which `num_rounds` counts; None if it counts barriers.
     state : FederationState
         The model and the workers, from `start` on.
+    has_barriers : bool
+        Whether all wait for each other, so that their commits may travel as a collective.
     needs_start : bool
         Whether `apply` wants the model that a commit started from.
     stored : tuple[str, ...]
@@ -48,6 +50,7 @@ class CommitStrategy(Strategy):
     """
 
     check_period: float | None = None
+    has_barriers: bool = False
     needs_start: bool = False
     stored: tuple[str, ...] = ()
     stored_kinds: tuple[type, ...] = ()

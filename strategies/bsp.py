@@ -32,6 +32,7 @@ class Bsp(CommitStrategy):
         Plans which worker trains which layers; in place of the options' `planner`.
     """
 
+    has_barriers = True
     stored: tuple[str, ...] = ("_arrived", "_is_open")
 
     def __init__(

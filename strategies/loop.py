@@ -25,7 +25,13 @@ from flower_adsp.arrays import decode
 from flower_adsp.checkpoint import load, save
 from flower_adsp.clock import MICROSECONDS, Clock, Event, EventKind, VirtualClock, WallClock
 from flower_adsp.devices import ALWAYS, Presence, heterogeneity
-from flower_adsp.errors import ConfigError, EngineFailed, NodeCountError, RefusedMessage
+from flower_adsp.errors import (
+    ConfigError,
+    EngineFailed,
+    NodeCountError,
+    RefusedMessage,
+    require,
+)
 from flower_adsp.messages import (
     ENGINE_ERROR,
     NO_ANSWER,
@@ -37,6 +43,7 @@ from flower_adsp.messages import (
     encode_stock_assignment,
     stock_steps,
 )
+from flower_adsp.network.collectives import STAR
 from flower_adsp.network.sharing import SharedLinks
 from flower_adsp.network.slices import WHOLE
 from flower_adsp.seeding import stream
@@ -137,6 +144,13 @@ class EventLoop:
         self._saved_index = 0
         self._members: Membership | None = None
         network = self.options.network
+        require(
+            network.collective == STAR
+            or (strategy.has_barriers and self.clock.is_virtual and self.options.planner is None),
+            "network.collective",
+            network.collective,
+            f"{STAR!r} but for strategies with barriers, in virtual time and without a layer plan",
+        )
         shares = self.clock.is_virtual and network.is_shared
         self.links = SharedLinks(network.capacity) if shares else None
         self._transfer_number = 0
@@ -527,7 +541,7 @@ class EventLoop:
             path = self.options.network.path(worker.profile, upload=False)
             self._begin_transfer(worker, size, worker.profile.down_mbps, path)
         elif self.clock.is_virtual:
-            download = self.options.network.download(worker.profile, size) - hidden
+            download = self._carried(worker, size, upload=False) - hidden
             self._start_training(worker, flight, worker.presence.advance(now, download))
         else:
             self._start_training(worker, flight)
@@ -653,10 +667,19 @@ class EventLoop:
         if self.links is not None:
             self.clock.schedule(Event(end, EventKind.TRAINED, number))
             return
-        upload = self.options.network.upload(worker.profile, self.state.upload_bytes(worker))
+        upload = self._carried(worker, self.state.upload_bytes(worker), upload=True)
         upload -= self._hidden_upload(worker, flight)
         flight.arrival = worker.presence.advance(end, upload)
         self.clock.schedule(Event(flight.arrival, EventKind.ARRIVAL, number))
+
+    def _carried(self, worker: Worker, size: int, *, upload: bool) -> int:
+        """Return the microseconds of a transfer by a worker's own link, or of all together."""
+        network = self.options.network
+        if network.collective != STAR:
+            profiles = (other.profile for other in self.state.present)
+            return network.together(profiles, size, upload=upload)
+        transfer = network.upload if upload else network.download
+        return transfer(worker.profile, size)
 
     def _hidden_download(self, worker: Worker, flight: Flight) -> int:
         """Return the microseconds of its download during which a worker computes already."""

@@ -5,6 +5,7 @@ import typer
 from flower_adsp.cli.compare import compare
 from flower_adsp.cli.deploy import deploy_demo
 from flower_adsp.cli.devices import devices
+from flower_adsp.cli.network import network
 from flower_adsp.cli.plan import plan
 from flower_adsp.cli.report import report
 from flower_adsp.cli.run import resume, run
@@ -20,3 +21,4 @@ main = typer.Typer(
 for command in (run, resume, compare, report, plan, sweep, deploy_demo):
     main.command()(command)
 main.add_typer(devices, name="devices")
+main.add_typer(network, name="network")

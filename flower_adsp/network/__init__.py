@@ -1,14 +1,16 @@
 """The network model: how long a payload takes between a device and the server."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 
 from flower_adsp.clock import MICROSECONDS
 from flower_adsp.codec import AS_IT_IS, CODECS
 from flower_adsp.devices import DeviceProfile
 from flower_adsp.errors import require, unknown
+from flower_adsp.network.collectives import COLLECTIVES, STAR, Card, plan_collective
 from flower_adsp.network.slices import SCHEDULES, SLICE_SIZE, WHOLE, Layer, Link, hidden_seconds
 
+_NO_LIMIT = 1e9  # Mbit/s
 _SHARED = ("server_up_mbps", "server_down_mbps", "site_up_mbps", "site_down_mbps")
 
 
@@ -37,6 +39,10 @@ class Network:
         What the updates in commits travel as: ``float32`` for as they are, ``float16``, or
         ``int8`` with stochastic rounding and error feedback (`flower_adsp.codec`). It holds in
         real time, too.
+    collective : str (default: "star")
+        In virtual time, how the commits of a barrier are added up and the model is given to all:
+        ``star`` is what Flower does; the others are those of a transport of one's own, between
+        nodes of which each can send to each (`flower_adsp.network.collectives`).
     schedule : str (default: "whole")
         In virtual time, how the parameters of a transfer are ordered: ``whole`` for one message, as
         Flower has it, of which nothing is used before all is there; ``fifo``, ``p3`` or ``reverse``
@@ -54,6 +60,7 @@ class Network:
     site_up_mbps: float | None = None
     site_down_mbps: float | None = None
     codec: str = AS_IT_IS
+    collective: str = STAR
     schedule: str = WHOLE
     slice_size: int = SLICE_SIZE
     window: int = 1
@@ -64,6 +71,14 @@ class Network:
             raise unknown("network.codec", self.codec, CODECS)
         if self.schedule not in SCHEDULES:
             raise unknown("network.schedule", self.schedule, SCHEDULES)
+        if self.collective not in COLLECTIVES:
+            raise unknown("network.collective", self.collective, COLLECTIVES)
+        require(
+            self.collective == STAR or (self.overhead_s is None and self.schedule == WHOLE),
+            "network.collective",
+            self.collective,
+            f"{STAR!r} with network.overhead_s or a network.schedule of slices",
+        )
         for key in ("slice_size", "window"):
             require(getattr(self, key) >= 1, f"network.{key}", getattr(self, key), "at least 1")
         require(
@@ -91,7 +106,18 @@ class Network:
     @property
     def is_shared(self) -> bool:
         """Tell whether transfers may slow each other."""
-        return any(getattr(self, key) is not None for key in _SHARED)
+        return self.collective == STAR and any(getattr(self, key) is not None for key in _SHARED)
+
+    def together(self, profiles: Iterable[DeviceProfile], num_bytes: int, *, upload: bool) -> int:
+        """Return the microseconds of a barrier's reduction or broadcast, by its collective."""
+        plan = plan_collective(self.collective, self.cards(profiles))
+        return round(plan.seconds(num_bytes, upload=upload) * MICROSECONDS)
+
+    def cards(self, profiles: Iterable[DeviceProfile]) -> tuple[Card, ...]:
+        """Return the network cards of the server and of devices."""
+        server = Card(self.server_down_mbps or _NO_LIMIT, self.server_up_mbps or _NO_LIMIT)
+        devices = (Card(each.up_mbps, each.down_mbps, each.latency_s) for each in profiles)
+        return (server, *devices)
 
     def path(self, profile: DeviceProfile, *, upload: bool) -> tuple[str, ...]:
         """Return the names of the shared resources between a device and the server."""

@@ -4,8 +4,10 @@ Colours are those of Okabe and Ito, which the colour-blind can tell apart; lines
 their dashes, and areas in their hatches, so that they can be told apart in grey.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
@@ -199,6 +201,53 @@ def traffic_figure(runs: Sequence[Run]) -> Figure | None:
     if len(runs) > 1:
         axes[0].legend(frameon=False)
     return figure
+
+
+def trees_figure(trees: Sequence[tuple[Iterable[tuple[int, int]], float]]) -> Figure:
+    """Return spanning trees from node 0, each with the part of the data that it carries."""
+    figure = Figure(figsize=(3.0 * max(len(trees), 1), 3.2), layout="constrained")
+    axes = figure.subplots(1, max(len(trees), 1), squeeze=False)[0]
+    for number, (axis, (tree, part)) in enumerate(zip(axes, trees, strict=False)):
+        places = _places(sorted(tree))
+        for a, b in sorted(tree):
+            (left, top), (right, bottom) = places[a], places[b]
+            colour = COLOURS[number % len(COLOURS)]
+            axis.plot([left, right], [-top, -bottom], color=colour, zorder=1)
+        for node, (across, down) in places.items():
+            axis.scatter(across, -down, s=130, color="white", edgecolor="black", zorder=2)
+            axis.annotate(str(node), (across, -down), ha="center", va="center", fontsize=7)
+        axis.set_title(f"{100 * part:.0f} % of the data", fontsize=9)
+        axis.margins(0.15)
+        axis.axis("off")
+    return figure
+
+
+def _places(tree: Sequence[tuple[int, int]]) -> dict[int, tuple[float, int]]:
+    """Return the place across and the depth of each node: leaves side by side, others above."""
+    children: dict[int, list[int]] = {}
+    for a, b in tree:
+        children.setdefault(a, []).append(b)
+    places: dict[int, tuple[float, int]] = {}
+
+    def place(node: int, depth: int, first: float) -> float:
+        following = first
+        for child in children.get(node, []):
+            following = place(child, depth + 1, following)
+        if node not in children:
+            following = first + 1
+        places[node] = ((first + following - 1) / 2, depth)
+        return following
+
+    place(0, 0, 0.0)
+    return places
+
+
+def save_figure(figure: Figure, folder: Path, stem: str) -> None:
+    """Write a figure as PNG and SVG, the same file for the same figure."""
+    figure.savefig(folder / f"{stem}.png", dpi=150)
+    # No date and no random names.
+    with rc_context({"svg.hashsalt": stem}):
+        figure.savefig(folder / f"{stem}.svg", metadata={"Date": None})
 
 
 def _draw_lines(axis: Axes, runs: Sequence[Run], key: str, scale: float = 1) -> None:

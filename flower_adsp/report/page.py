@@ -163,9 +163,7 @@ def _single(run: Run) -> list[str]:
 def _figures(runs: Sequence[Run], folder: Path) -> list[str]:
     """Draw what there is to draw, save it, and return it as sections."""
     try:
-        from matplotlib import rc_context
-
-        from flower_adsp.report.figures import FIGURES
+        from flower_adsp.report.figures import FIGURES, save_figure
     except ImportError as error:
         raise ConfigError(
             f"a report needs matplotlib ({error}); pip install 'flower-adsp[report]' brings it"
@@ -180,10 +178,7 @@ def _figures(runs: Sequence[Run], folder: Path) -> list[str]:
                 continue
             many = len(each) > 1
             stem = f"{name}-{number + 1}" if many else name
-            figure.savefig(folder / f"{stem}.png", dpi=150)
-            # No date and no random names, so that the same run gives the same file.
-            with rc_context({"svg.hashsalt": stem}):
-                figure.savefig(folder / f"{stem}.svg", metadata={"Date": None})
+            save_figure(figure, folder, stem)
             heading = f"{title}: {shown[0].name}" if many else title
             sections += [
                 f"<h2>{html.escape(heading)}</h2>",

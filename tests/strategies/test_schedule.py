@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flower_adsp.strategies import LoopOptions
+from flower_adsp.strategies import Adsp, Bsp, LoopOptions
 
 from flower_adsp.config import load_config
 from flower_adsp.errors import ConfigError
 from flower_adsp.network import Network
 from flower_adsp.network.slices import SCHEDULES
+from tests.conftest import Recorder, run_toy, toy_grid, weight
 
 Run = Callable[..., Path]
 
@@ -75,6 +76,8 @@ def test_what_adsp_hides_is_not_communicating(run_folder: Run) -> None:
         ("network.schedule=lifo", r"network\.schedule.*lifo.*p3"),
         ("network.slice_size=0", r"network\.slice_size = 0 .* at least 1"),
         ("network.window=0", r"network\.window = 0"),
+        ("network.collective=rings", r"network\.collective.*rings.*ring"),
+        ("network.collective=ring network.schedule=p3", r"network\.collective = 'ring'"),
         ("network.schedule=p3 network.server_up_mbps=9.0", r"network\.schedule = 'p3'.*shared"),
     ],
 )
@@ -88,3 +91,33 @@ def test_slices_need_layers_and_virtual_time() -> None:
         LoopOptions(network=Network(schedule="p3"))
     with pytest.raises(ConfigError, match="whole messages"):
         LoopOptions(network=Network(schedule="p3"), clock="wall")
+
+
+def test_a_collective_changes_the_time_of_a_barrier_and_not_its_model() -> None:
+    # 64 bits at 64 bits a second: 1 s each way for each of three devices alone.
+    link = {"seconds_per_sample": 0.5, "latency_s": 0.0, "up_mbps": 64e-6, "down_mbps": 64e-6}
+    found = {}
+    for collective, server in (
+        ("star", None),
+        ("star", 64e-6),
+        ("ring", None),
+        ("best-tree", None),
+    ):
+        recorder = Recorder()
+        network = Network(collective=collective, server_up_mbps=server, server_down_mbps=server)
+        loop = LoopOptions(network=network, callbacks=[recorder], min_available_nodes=3)
+        with toy_grid(3, node_configs=[link] * 3) as grid:
+            result = run_toy(Bsp(local_steps=4, loop=loop), grid, rounds=2)
+        last = max(record["t"] for record in recorder.of("commit"))
+        found[collective, server] = (weight(result.arrays), last)
+    models, seconds = zip(*found.values(), strict=True)
+    assert len(set(models)) == 1
+    # Links of their own: 1 + 2 + 1, twice. One card for all: 3 + 2 + 3. A ring of four cards: three
+    # steps of a quarter each way. The star, where the server's card has no limit.
+    assert seconds == pytest.approx((8, 16, 7, 8), abs=1e-4)
+
+
+def test_a_collective_needs_barriers() -> None:
+    loop = LoopOptions(network=Network(collective="ring"), min_available_nodes=2)
+    with toy_grid(2) as grid, pytest.raises(ConfigError, match=r"network\.collective = 'ring'"):
+        run_toy(Adsp(check_period=1, commit_rate=1, loop=loop), grid, rounds=1)
