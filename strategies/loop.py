@@ -1,25 +1,22 @@
 """The event loop: hands out assignments, takes in commits, keeps time."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from logging import INFO, WARNING
-from math import ceil
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from flower_adsp.strategies.enlist import enlist, worker_of
 from flower_adsp.strategies.inbox import Inbox
+from flower_adsp.strategies.intake import Intake
 from flower_adsp.strategies.membership import Membership
 from flower_adsp.strategies.recovery import capture, restore, stored_kinds
 from flower_adsp.strategies.state import FederationState, Flight, Work, Worker
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flower_adsp.strategies.travel import Travel
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
-from numpy.typing import NDArray
 
 from flower_adsp.arrays import decode
 from flower_adsp.checkpoint import load, save
@@ -37,15 +34,10 @@ from flower_adsp.messages import (
     NO_ANSWER,
     Assignment,
     Commit,
-    decode_commit,
-    decode_stock_reply,
     encode_assignment,
     encode_stock_assignment,
-    stock_steps,
 )
 from flower_adsp.network.collectives import STAR
-from flower_adsp.network.sharing import SharedLinks
-from flower_adsp.network.slices import WHOLE
 from flower_adsp.seeding import stream
 from flower_adsp.sparse.plan import LayerPlanner, Member
 
@@ -56,9 +48,6 @@ DEFAULT_LEARNING_RATE = 0.01
 _LONGEST_REST = 16  # times what an assignment should take
 _LEAST_DEADLINE = 30.0  # seconds of real time
 _MOST_ENGINE_ERRORS = 3  # in a row
-_ABSURD_STEPS, _ABSURD_EXAMPLES = 100, 10  # times what is expected
-_NORMS = 32  # of the latest updates, with which a new one is compared
-_FEWEST_NORMS = 5
 
 
 class TrailingMean:
@@ -139,7 +128,7 @@ class EventLoop:
         self._evaluated: tuple[int, int] | None = None
         self._metrics: MetricRecord | None = None
         self.smoothed = TrailingMean(self.options.smoothing_seconds)
-        self._norms: deque[float] = deque(maxlen=_NORMS)
+        self.intake = Intake(self.options)
         self._engine_errors = 0
         self._saved_index = 0
         self._members: Membership | None = None
@@ -151,9 +140,7 @@ class EventLoop:
             network.collective,
             f"{STAR!r} but for strategies with barriers, in virtual time and without a layer plan",
         )
-        shares = self.clock.is_virtual and network.is_shared
-        self.links = SharedLinks(network.capacity) if shares else None
-        self._transfer_number = 0
+        self.travel = Travel(self.options, self.clock)
 
     # ------------------------------------------------------------------------------------ the run
 
@@ -187,13 +174,14 @@ class EventLoop:
         )
         if not self.clock.is_virtual:
             self.clock = WallClock()  # time counts from here, not from the wait for nodes
+        self.travel.state = self.state
         planner = self.options.planner
         if planner is not None:
             self._make_plan(planner)
             self._measure_statistics()
         for worker in workers:
             if self.clock.is_virtual:
-                self._estimate_overhead(worker)
+                self.travel.estimate_overhead(worker)
                 worker.presence = _presence(worker, self.options.seed)
         self.state.is_evaluated = self.evaluate_fn is not None
         self.strategy.state = self.state
@@ -226,13 +214,6 @@ class EventLoop:
         self._release_waiting()
         self._set_alarms()
 
-    def _estimate_overhead(self, worker: Worker) -> None:
-        """Set O_i to what it should be; it is measured with the first commit."""
-        network, up = self.options.network, self.state.upload_bytes(worker)
-        worker.overhead = network.upload(worker.profile, up) + network.download(
-            worker.profile, self.state.num_bytes
-        )
-
     # ------------------------------------------------------------------------------- checkpoints
 
     def _save_if_due(self) -> None:
@@ -260,7 +241,7 @@ class EventLoop:
             saved["federation"]["model"], [], self.options.weighting, self.options.network.codec
         )
         self.state.is_evaluated = self.evaluate_fn is not None
-        self.strategy.state = self.state
+        self.strategy.state = self.travel.state = self.state
         restore(self, saved)
         self._saved_index = self.state.index
         nodes = {worker.id: worker.node_id for worker in workers}
@@ -341,7 +322,7 @@ class EventLoop:
 
     def _join(self, worker: Worker) -> None:
         self.state.add(worker)
-        self._estimate_overhead(worker)
+        self.travel.estimate_overhead(worker)
         worker.idle_since = self.state.now
         worker.joined = self.state.now
         self.strategy.joined(worker)
@@ -430,12 +411,12 @@ class EventLoop:
     def _handle(self, event: Event) -> None:
         match event.kind:
             case EventKind.TRANSFER:
-                if event.subject == self._transfer_number:
-                    self._end_transfers()
+                if event.subject == self.travel.number:
+                    self.travel.end_transfers(self.open)
             case EventKind.START:
                 self._start(self.open[int(event.subject)])
             case EventKind.TRAINED:
-                self._upload_shared(self.open[int(event.subject)])
+                self.travel.upload(self.open[int(event.subject)])
             case EventKind.ARRIVAL if isinstance(event.subject, str):
                 self._answered(event.subject)
             case EventKind.ARRIVAL | EventKind.DEADLINE:
@@ -469,9 +450,7 @@ class EventLoop:
         if not worker.is_away:
             self.strategy.returned(worker)
         self._tell("away" if worker.is_away else "back", worker=worker.id)
-        if self.links is not None and worker.flight is not None:
-            self.links.pause(self.state.now, worker.flight.assignment.id, worker.is_away)
-            self._links_changed()
+        self.travel.pause(worker)
         self._members_changed()
         self._schedule_presence(worker)
         self._release_waiting()
@@ -533,18 +512,11 @@ class EventLoop:
         if flight.assignment.continues:
             self._start_training(worker, flight)
             return
-        size = self.state.download_bytes(worker)
-        hidden = self._hidden_download(worker, flight)
-        worker.bytes_down += size
+        worker.bytes_down += self.state.download_bytes(worker)
+        start = self.travel.download(worker, flight) if self.clock.is_virtual else now
         worker.version = self.state.version
-        if self.links is not None:
-            path = self.options.network.path(worker.profile, upload=False)
-            self._begin_transfer(worker, size, worker.profile.down_mbps, path)
-        elif self.clock.is_virtual:
-            download = self._carried(worker, size, upload=False) - hidden
-            self._start_training(worker, flight, worker.presence.advance(now, download))
-        else:
-            self._start_training(worker, flight)
+        if start is not None:
+            self._start_training(worker, flight, start)
 
     @property
     def _keeps_sent(self) -> bool:
@@ -618,7 +590,7 @@ class EventLoop:
         now, number = self.state.now, flight.assignment.id
         flight.start = now if start is None else start
         if self.clock.is_virtual:
-            self._time_training(worker, flight, flight.start)
+            self.travel.time_training(worker, flight, flight.start)
         else:
             work = flight.work
             training = (work.steps or 0) / worker.speed if work.seconds is None else work.seconds
@@ -633,137 +605,13 @@ class EventLoop:
         elif flight.end is None:
             self.clock.schedule(Event(flight.start, EventKind.START, number))
         else:
-            self._trained_at(worker, flight, flight.end)
-
-    def _time_training(self, worker: Worker, flight: Flight, start: int) -> None:
-        """Say, of training that starts at a time, what steps it has and when it ends."""
-        work, step, present = flight.work, flight.step, worker.presence
-        begin, overlap = start, 0
-        if (
-            work.overlaps
-            and worker.trained_until is not None
-            and not present.away_between(worker.trained_until, start)
-        ):
-            # The step in progress when the model comes is finished first.
-            overlap = ceil((start - worker.trained_until) / step)
-            begin = worker.trained_until + overlap * step
-            flight.overlapped = start - worker.trained_until
-        if work.steps is None:
-            assert work.seconds is not None
-            left = start + _microseconds(work.seconds) - begin
-            steps = max(1, ceil(left / step)) + overlap
-        else:
-            steps = work.steps + overlap
-        flight.assignment = replace(
-            flight.assignment, steps=steps, seconds=None, overlap_steps=overlap
-        )
-        if not worker.is_stock:  # how much a stock ClientApp does, only its reply tells
-            flight.end = present.advance(begin, (steps - overlap) * step)
-            flight.away = present.away_between(begin, flight.end)
-
-    def _trained_at(self, worker: Worker, flight: Flight, end: int) -> None:
-        """Have a commit leave when training ends, and arrive."""
-        number = flight.assignment.id
-        if self.links is not None:
-            self.clock.schedule(Event(end, EventKind.TRAINED, number))
-            return
-        upload = self._carried(worker, self.state.upload_bytes(worker), upload=True)
-        upload -= self._hidden_upload(worker, flight)
-        flight.arrival = worker.presence.advance(end, upload)
-        self.clock.schedule(Event(flight.arrival, EventKind.ARRIVAL, number))
-
-    def _carried(self, worker: Worker, size: int, *, upload: bool) -> int:
-        """Return the microseconds of a transfer by a worker's own link, or of all together."""
-        network = self.options.network
-        if network.collective != STAR:
-            profiles = (other.profile for other in self.state.present)
-            return network.together(profiles, size, upload=upload)
-        transfer = network.upload if upload else network.download
-        return transfer(worker.profile, size)
-
-    def _hidden_download(self, worker: Worker, flight: Flight) -> int:
-        """Return the microseconds of its download during which a worker computes already."""
-        if self.options.network.schedule == WHOLE:
-            return 0
-        names = self.state.changed(worker)
-        sizes = {name: self.state.model[name].nbytes for name in names}
-        return self._hidden(worker, flight, sizes, upload=False)
-
-    def _hidden_upload(self, worker: Worker, flight: Flight) -> int:
-        """Return the microseconds of its upload during which a worker still computes."""
-        if self.options.network.schedule == WHOLE:
-            return 0
-        return self._hidden(worker, flight, self.state.upload_sizes(worker), upload=True)
-
-    def _hidden(
-        self, worker: Worker, flight: Flight, sizes: Mapping[str, int], *, upload: bool
-    ) -> int:
-        """Return what computing hides of a transfer: of a step, a third is forward.
-
-        Under a plan, what is left of the step is backward through the layers that it trains.
-        """
-        layers, network = self.options.layers, self.options.network
-        step = flight.step / MICROSECONDS
-        forward = min(step / worker.step_share / 3, step)
-        plan = worker.plan
-        trained = [
-            layer.share if plan is None or plan.slices.keys() & set(layer.names) else 0.0
-            for layer in layers
-        ]
-        total = sum(trained) or 1.0
-        return network.hidden(
-            worker.profile,
-            [sum(sizes.get(name, 0) for name in layer.names) for layer in layers],
-            [forward * layer.share for layer in layers],
-            [(step - forward) * share / total for share in trained],
-            upload=upload,
-        )
+            self.travel.train_until(worker, flight, flight.end)
 
     def _learning_rate(self) -> float:
         if self.half_life is None:
             return self.learning_rate
         decay: float = 0.5 ** (self.state.seconds / self.half_life)
         return self.learning_rate * decay
-
-    # ------------------------------------------------------------------------------- shared links
-
-    def _begin_transfer(
-        self, worker: Worker, num_bytes: int, mbps: float, path: tuple[str, ...]
-    ) -> None:
-        """Have a worker's flight take its part of the shared links."""
-        assert self.links is not None
-        assert worker.flight is not None
-        number = worker.flight.assignment.id
-        self.links.begin(self.state.now, number, num_bytes, mbps, path, paused=worker.is_away)
-        self._links_changed()
-
-    def _links_changed(self) -> None:
-        """Look at the links again when the next transfer ends, as things are now."""
-        assert self.links is not None
-        self._transfer_number += 1
-        at = self.links.next_end()
-        if at is not None:
-            self.clock.schedule(Event(at, EventKind.TRANSFER, self._transfer_number))
-
-    def _end_transfers(self) -> None:
-        assert self.links is not None
-        for number in self.links.ended(self.state.now):
-            worker = self.open[number]
-            flight = worker.flight
-            assert flight is not None
-            latency = _microseconds(worker.profile.latency_s)
-            at = worker.presence.advance(self.state.now, latency)
-            if flight.start is None:
-                self.clock.schedule(Event(at, EventKind.START, number))
-            else:
-                flight.arrival = at
-                self.clock.schedule(Event(at, EventKind.ARRIVAL, number))
-        self._links_changed()
-
-    def _upload_shared(self, worker: Worker) -> None:
-        path = self.options.network.path(worker.profile, upload=True)
-        size = self.state.upload_bytes(worker)
-        self._begin_transfer(worker, size, worker.profile.up_mbps, path)
 
     # ------------------------------------------------------------------------------------ commits
 
@@ -779,13 +627,13 @@ class EventLoop:
             reply = self.inbox.peek(flight.message_id, self.timeout)
             if reply is not None:
                 try:
-                    steps = self._decode(worker, flight, reply).steps
+                    steps = self.intake.decode(worker, flight, reply, self.state.model).steps
                 except RefusedMessage:
                     steps = 1  # it is refused when it arrives
         present = worker.presence
         flight.end = present.advance(flight.start, steps * flight.step)
         flight.away = present.away_between(flight.start, flight.end)
-        self._trained_at(worker, flight, flight.end)
+        self.travel.train_until(worker, flight, flight.end)
 
     def _answered(self, message_id: str) -> None:
         """Take in what has arrived in real time."""
@@ -897,47 +745,9 @@ class EventLoop:
             reply = self.inbox.take(flight.message_id)
         if reply is None:
             raise RefusedMessage("timeout", "no reply within the time that it may take")
-        commit = self._decode(worker, flight, reply)
-        self._check_norm(commit)
+        commit = self.intake.decode(worker, flight, reply, self.state.model)
+        self.intake.check_norm(commit, self.state.model)
         return commit
-
-    def _decode(self, worker: Worker, flight: Flight, reply: Message) -> Commit:
-        model, assignment, plan = self.state.model, flight.assignment, flight.plan
-        if worker.is_stock:
-            assert flight.sent is not None
-            key = self.options.weighted_by_key
-            commit = decode_stock_reply(reply, assignment, flight.sent, model, key)
-            return stock_steps(commit, worker.batch_size)
-        expected = (assignment.seconds or 0.0) * worker.speed
-        return decode_commit(
-            reply,
-            assignment,
-            model,
-            None if plan is None else plan.slices,
-            () if plan is None else plan.buffers,
-            most_steps=_ABSURD_STEPS * (1 + ceil(expected)) if assignment.steps is None else None,
-            most_examples=_ABSURD_EXAMPLES * worker.num_examples or None,
-        )
-
-    def _check_norm(self, commit: Commit) -> None:
-        """Refuse an update whose norm, by the step, is far above that of the latest ones."""
-        limit = self.options.norm_limit
-        if limit is None:
-            return
-        if len(self._norms) < _FEWEST_NORMS:
-            norm, size = commit.steps * _norm(commit), _length(self.state.model.values())
-            if norm > size > 0:
-                raise RefusedMessage(
-                    "norm", f"the update's is {norm:.3g}, and the model's own {size:.3g}"
-                )
-            return
-        norm, usual = _norm(commit), median(self._norms)
-        if norm > limit * usual:
-            raise RefusedMessage(
-                "norm",
-                f"the update moves the model by {norm:.3g} a step, more than {limit:g} times the "
-                f"{usual:.3g} of the latest ones",
-            )
 
     def _account(self, worker: Worker, flight: Flight, commit: Commit | None) -> None:
         """Book the time of a finished assignment, and remember its communication as O_i."""
@@ -966,8 +776,7 @@ class EventLoop:
         self.state.note_trained(worker, commit)
         worker.failures_in_a_row = 0
         worker.device_state = dict(commit.device_state)
-        if self.options.norm_limit is not None:
-            self._norms.append(_norm(commit))
+        self.intake.note(commit)
         staleness = self.state.version - commit.version
         worker.trained_from = flight.sent if self.strategy.needs_start else None
         changed = self.strategy.apply(worker, commit)
@@ -1056,16 +865,6 @@ def _times(flight: Flight, is_virtual: bool) -> dict[str, float]:
     if is_virtual and flight.end is not None:
         times["trained"] = flight.end
     return {key: value / MICROSECONDS for key, value in times.items()}
-
-
-def _norm(commit: Commit) -> float:
-    """Return the Euclidean norm of an update, divided by its steps."""
-    return _length(commit.update.values()) / commit.steps
-
-
-def _length(arrays: Iterable[NDArray[Any]]) -> float:
-    """Return the Euclidean norm of some arrays taken together."""
-    return float(sum(float(np.vdot(array, array)) for array in arrays) ** 0.5)
 
 
 def _microseconds(seconds: float) -> int:

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from flower_adsp.strategies.loop import EventLoop
 
 _STORED = (
-    "_num_assignments", "_transfer_number", "_commits_at_statistics", "_evaluated",
-    "_metrics", "_norms",
+    "_num_assignments", "_commits_at_statistics", "_evaluated", "_metrics",
 )  # fmt: skip
 
 
@@ -46,7 +45,8 @@ def capture(loop: "EventLoop") -> dict[str, Any]:
         "events": [
             (event.time, int(event.kind), event.subject) for event in loop.clock.scheduled()
         ],
-        "links": None if loop.links is None else loop.links.state_dict(),
+        "travel": loop.travel.state_dict(),
+        "norms": loop.intake.norms,
         "waiting": [worker.id for worker in loop.waiting],
         "smoothed": loop.smoothed.state_dict(),
         "evaluations": dict(loop.result.evaluate_metrics_serverapp),
@@ -101,8 +101,8 @@ def _restore(loop: "EventLoop", saved: Mapping[str, Any]) -> None:
     for time, kind, subject in saved["events"]:
         if EventKind(kind) not in old:
             loop.clock.schedule(Event(time, EventKind(kind), subject))
-    if loop.links is not None:
-        loop.links.load_state_dict(saved["links"])
+    loop.travel.load_state_dict(saved["travel"])
+    loop.intake.norms = saved["norms"]
     loop.waiting = [workers[id_] for id_ in saved["waiting"]]
     loop.open = {w.flight.assignment.id: w for w in workers.values() if w.flight is not None}
     loop.smoothed.load_state_dict(saved["smoothed"])

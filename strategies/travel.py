@@ -1,0 +1,205 @@
+"""When what of an assignment happens in virtual time: its transfers and its training."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import ceil
+from typing import Any
+
+from flower_adsp.strategies.options import LoopOptions
+from flower_adsp.strategies.state import FederationState, Flight, Worker
+
+from flower_adsp.clock import MICROSECONDS, Clock, Event, EventKind
+from flower_adsp.network.collectives import STAR
+from flower_adsp.network.sharing import SharedLinks
+from flower_adsp.network.slices import WHOLE
+
+
+class Travel:
+    """The way of models and commits between the server and workers, on a virtual clock.
+
+    Parameters
+    ----------
+    options : LoopOptions
+        For the network.
+    clock : Clock
+        Gets the events.
+
+    Attributes
+    ----------
+    state : FederationState
+        The run's; to be set before use.
+    links : SharedLinks | None
+        What is under way, where links are shared.
+    number : int
+        Of the event that is due when the next transfer ends; earlier ones are out of date.
+    """
+
+    def __init__(self, options: LoopOptions, clock: Clock) -> None:
+        self.options = options
+        self.clock = clock
+        self.state: FederationState
+        network = options.network
+        shares = clock.is_virtual and network.is_shared
+        self.links = SharedLinks(network.capacity) if shares else None
+        self.number = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is under way."""
+        links = None if self.links is None else self.links.state_dict()
+        return {"links": links, "number": self.number}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from where `state_dict` was taken."""
+        self.number = state["number"]
+        if self.links is not None:
+            self.links.load_state_dict(state["links"])
+
+    def estimate_overhead(self, worker: Worker) -> None:
+        """Set O_i to what it should be; it is measured with the first commit."""
+        network, up = self.options.network, self.state.upload_bytes(worker)
+        worker.overhead = network.upload(worker.profile, up) + network.download(
+            worker.profile, self.state.num_bytes
+        )
+
+    def download(self, worker: Worker, flight: Flight) -> int | None:
+        """Begin a download; return when training starts, or None where only its end will tell."""
+        size = self.state.download_bytes(worker)
+        if self.links is not None:
+            path = self.options.network.path(worker.profile, upload=False)
+            self._begin(worker, size, worker.profile.down_mbps, path)
+            return None
+        download = self._carried(worker, size, upload=False)
+        download -= self._hidden_download(worker, flight)
+        return worker.presence.advance(self.state.now, download)
+
+    def pause(self, worker: Worker) -> None:
+        """Hold the transfer of a worker that has left, or let it go on when it is back."""
+        if self.links is not None and worker.flight is not None:
+            self.links.pause(self.state.now, worker.flight.assignment.id, worker.is_away)
+            self._changed()
+
+    def time_training(self, worker: Worker, flight: Flight, start: int) -> None:
+        """Say, of training that starts at a time, what steps it has and when it ends."""
+        work, step, present = flight.work, flight.step, worker.presence
+        begin, overlap = start, 0
+        if (
+            work.overlaps
+            and worker.trained_until is not None
+            and not present.away_between(worker.trained_until, start)
+        ):
+            # The step in progress when the model comes is finished first.
+            overlap = ceil((start - worker.trained_until) / step)
+            begin = worker.trained_until + overlap * step
+            flight.overlapped = start - worker.trained_until
+        if work.steps is None:
+            assert work.seconds is not None
+            left = start + _microseconds(work.seconds) - begin
+            steps = max(1, ceil(left / step)) + overlap
+        else:
+            steps = work.steps + overlap
+        flight.assignment = replace(
+            flight.assignment, steps=steps, seconds=None, overlap_steps=overlap
+        )
+        if not worker.is_stock:  # how much a stock ClientApp does, only its reply tells
+            flight.end = present.advance(begin, (steps - overlap) * step)
+            flight.away = present.away_between(begin, flight.end)
+
+    def train_until(self, worker: Worker, flight: Flight, end: int) -> None:
+        """Have a commit leave when training ends, and arrive."""
+        number = flight.assignment.id
+        if self.links is not None:
+            self.clock.schedule(Event(end, EventKind.TRAINED, number))
+            return
+        upload = self._carried(worker, self.state.upload_bytes(worker), upload=True)
+        upload -= self._hidden_upload(worker, flight)
+        flight.arrival = worker.presence.advance(end, upload)
+        self.clock.schedule(Event(flight.arrival, EventKind.ARRIVAL, number))
+
+    def _carried(self, worker: Worker, size: int, *, upload: bool) -> int:
+        """Return the microseconds of a transfer by a worker's own link, or of all together."""
+        network = self.options.network
+        if network.collective != STAR:
+            profiles = (other.profile for other in self.state.present)
+            return network.together(profiles, size, upload=upload)
+        transfer = network.upload if upload else network.download
+        return transfer(worker.profile, size)
+
+    def _hidden_download(self, worker: Worker, flight: Flight) -> int:
+        """Return the microseconds of its download during which a worker computes already."""
+        if self.options.network.schedule == WHOLE:
+            return 0
+        names = self.state.changed(worker)
+        sizes = {name: self.state.model[name].nbytes for name in names}
+        return self._hidden(worker, flight, sizes, upload=False)
+
+    def _hidden_upload(self, worker: Worker, flight: Flight) -> int:
+        """Return the microseconds of its upload during which a worker still computes."""
+        if self.options.network.schedule == WHOLE:
+            return 0
+        return self._hidden(worker, flight, self.state.upload_sizes(worker), upload=True)
+
+    def _hidden(
+        self, worker: Worker, flight: Flight, sizes: Mapping[str, int], *, upload: bool
+    ) -> int:
+        """Return what computing hides of a transfer: of a step, a third is forward.
+
+        Under a plan, what is left of the step is backward through the layers that it trains.
+        """
+        layers, network = self.options.layers, self.options.network
+        step = flight.step / MICROSECONDS
+        forward = min(step / worker.step_share / 3, step)
+        plan = worker.plan
+        trained = [
+            layer.share if plan is None or plan.slices.keys() & set(layer.names) else 0.0
+            for layer in layers
+        ]
+        total = sum(trained) or 1.0
+        return network.hidden(
+            worker.profile,
+            [sum(sizes.get(name, 0) for name in layer.names) for layer in layers],
+            [forward * layer.share for layer in layers],
+            [(step - forward) * share / total for share in trained],
+            upload=upload,
+        )
+
+    def _begin(self, worker: Worker, num_bytes: int, mbps: float, path: tuple[str, ...]) -> None:
+        """Have a worker's flight take its part of the shared links."""
+        assert self.links is not None
+        assert worker.flight is not None
+        number = worker.flight.assignment.id
+        self.links.begin(self.state.now, number, num_bytes, mbps, path, paused=worker.is_away)
+        self._changed()
+
+    def _changed(self) -> None:
+        """Look at the links again when the next transfer ends, as things are now."""
+        assert self.links is not None
+        self.number += 1
+        at = self.links.next_end()
+        if at is not None:
+            self.clock.schedule(Event(at, EventKind.TRANSFER, self.number))
+
+    def end_transfers(self, carried: Mapping[int, Worker]) -> None:
+        """Go on with the flights, by the number of their assignment, whose transfer has ended."""
+        assert self.links is not None
+        for number in self.links.ended(self.state.now):
+            worker = carried[number]
+            flight = worker.flight
+            assert flight is not None
+            latency = _microseconds(worker.profile.latency_s)
+            at = worker.presence.advance(self.state.now, latency)
+            if flight.start is None:
+                self.clock.schedule(Event(at, EventKind.START, number))
+            else:
+                flight.arrival = at
+                self.clock.schedule(Event(at, EventKind.ARRIVAL, number))
+        self._changed()
+
+    def upload(self, worker: Worker) -> None:
+        """Have a worker that has trained send its commit over shared links."""
+        path = self.options.network.path(worker.profile, upload=True)
+        size = self.state.upload_bytes(worker)
+        self._begin(worker, size, worker.profile.up_mbps, path)
+
+
+def _microseconds(seconds: float) -> int:
+    return round(seconds * MICROSECONDS)
