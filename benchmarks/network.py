@@ -25,6 +25,7 @@ from flower_adsp.network.slices import Layer, Link, iteration_seconds
 from flower_adsp.network.trees import best_rate, pack_trees, private_links, shared_cards
 from flower_adsp.testing import InProcessGrid
 
+# NVLinks between the eight GPUs of a DGX-1 with V100s; with P100s each pair has one.
 DGX_1V = {
     (0, 1): 1, (0, 2): 1, (0, 3): 2, (0, 4): 2, (1, 2): 2, (1, 3): 1, (1, 5): 2, (2, 3): 2,
     (2, 6): 1, (3, 7): 1, (4, 5): 1, (4, 6): 1, (4, 7): 2, (5, 6): 2, (5, 7): 1, (6, 7): 2,
@@ -43,7 +44,8 @@ def both_ways(links: dict[tuple[int, int], float]) -> dict[tuple[int, int], floa
     return links | {(b, a): capacity for (a, b), capacity in links.items()}
 
 
-def random_private(seed: int) -> tuple[int, Any]:
+def random_links(seed: int) -> tuple[int, dict[tuple[int, int], float]]:
+    """Return a root, and links with their rates over which it reaches up to eight others."""
     numbers = np.random.default_rng(seed)
     nodes = int(numbers.integers(2, 10))
     order = [int(node) for node in numbers.permutation(nodes)]
@@ -51,8 +53,12 @@ def random_private(seed: int) -> tuple[int, Any]:
     for pair in itertools.permutations(range(nodes), 2):
         if numbers.random() < 0.4:
             links[pair] = 0.0
-    drawn = {edge: float(numbers.choice([1, 2, 5, 10])) for edge in links}
-    return order[0], private_links(nodes, drawn)
+    return order[0], {edge: float(numbers.choice([1, 2, 5, 10])) for edge in links}
+
+
+def random_private(seed: int) -> tuple[int, Any]:
+    root, links = random_links(seed)
+    return root, private_links(1 + max(max(edge) for edge in links), links)
 
 
 def random_shared(seed: int) -> tuple[int, Any]:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from scipy.optimize import linprog
 
+from benchmarks.network import DGX_1V, both_ways, random_links
 from flower_adsp.errors import ConfigError
 from flower_adsp.network.trees import (
     LinkGraph,
@@ -18,27 +19,6 @@ from flower_adsp.network.trees import (
     private_links,
     shared_cards,
 )
-
-# NVLinks between the eight GPUs of a DGX-1 with V100s; with P100s each pair has one.
-DGX_1V = {
-    (0, 1): 1, (0, 2): 1, (0, 3): 2, (0, 4): 2, (1, 2): 2, (1, 3): 1, (1, 5): 2, (2, 3): 2,
-    (2, 6): 1, (3, 7): 1, (4, 5): 1, (4, 6): 1, (4, 7): 2, (5, 6): 2, (5, 7): 1, (6, 7): 2,
-}  # fmt: skip
-
-
-def both_ways(links: dict[tuple[int, int], float]) -> dict[tuple[int, int], float]:
-    return links | {(b, a): capacity for (a, b), capacity in links.items()}
-
-
-def random_links(seed: int) -> tuple[int, dict[tuple[int, int], float]]:
-    numbers = np.random.default_rng(seed)
-    nodes = int(numbers.integers(2, 10))
-    order = [int(node) for node in numbers.permutation(nodes)]
-    links = {(order[int(numbers.integers(i))], order[i]): 0.0 for i in range(1, nodes)}
-    for pair in itertools.permutations(range(nodes), 2):
-        if numbers.random() < 0.4:
-            links[pair] = 0.0
-    return order[0], {edge: float(numbers.choice([1, 2, 5, 10])) for edge in links}
 
 
 def is_spanning(tree: frozenset[tuple[int, int]], root: int, nodes: int) -> bool:
