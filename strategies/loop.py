@@ -512,8 +512,9 @@ class EventLoop:
         if flight.assignment.continues:
             self._start_training(worker, flight)
             return
-        worker.bytes_down += self.state.download_bytes(worker)
-        start = self.travel.download(worker, flight) if self.clock.is_virtual else now
+        size = self.state.download_bytes(worker)
+        worker.bytes_down += size
+        start = self.travel.download(worker, flight, size) if self.clock.is_virtual else now
         worker.version = self.state.version
         if start is not None:
             self._start_training(worker, flight, start)

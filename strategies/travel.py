@@ -61,9 +61,8 @@ class Travel:
             worker.profile, self.state.num_bytes
         )
 
-    def download(self, worker: Worker, flight: Flight) -> int | None:
+    def download(self, worker: Worker, flight: Flight, size: int) -> int | None:
         """Begin a download; return when training starts, or None where only its end will tell."""
-        size = self.state.download_bytes(worker)
         if self.links is not None:
             path = self.options.network.path(worker.profile, upload=False)
             self._begin(worker, size, worker.profile.down_mbps, path)

@@ -176,6 +176,12 @@ def gradients_ready(layers: Sequence[Layer]) -> list[float]:
     return list(accumulate(layer.backward_s for layer in reversed(layers)))[::-1]
 
 
+def _queued(layers: Sequence[Layer], slice_size: int | None) -> list[ParameterSlice]:
+    """Return the slices in the order in which backward gives them: the last layer first."""
+    slices = slice_layers([layer.parameters for layer in layers], slice_size)
+    return sorted(slices, key=lambda each: (-each.layer, each.start))
+
+
 def iteration_seconds(
     layers: Sequence[Layer],
     link: Link,
@@ -208,10 +214,8 @@ def iteration_seconds(
         transfers = sum(sum(link.seconds(everything, upload=way)) for way in (True, False))
         backward = sum(layer.backward_s for layer in layers)
         return backward + 2 * link.latency_s + transfers + sum(forward)
-    slices = slice_layers([layer.parameters for layer in layers], slice_size)
+    slices = _queued(layers, slice_size)
     gradients = gradients_ready(layers)
-    # Backward gives the last layer first, so that this is the order in which they are queued.
-    slices.sort(key=lambda each: (-each.layer, each.start))
     places = [each.layer for each in slices]
     ready = [gradients[layer] for layer in places]
     up = send(ready, places, link.seconds(slices, upload=True), schedule, window)
@@ -257,8 +261,7 @@ def hidden_seconds(
     """
     if schedule == WHOLE:
         return 0.0, 0.0
-    slices = slice_layers([layer.parameters for layer in layers], slice_size)
-    slices.sort(key=lambda each: (-each.layer, each.start))
+    slices = _queued(layers, slice_size)
     places = [each.layer for each in slices]
     seconds = link.seconds(slices, upload=False)
     down = send([0.0] * len(slices), places, seconds, schedule, window)
