@@ -106,21 +106,43 @@ class LocalDeployment(LocalSuperLink):
             os.kill(pid, signal.SIGKILL)
         process.wait()
 
-    def server_app(self, seconds: float = 60.0) -> int:
-        """Return the id of the process in which the ServerApp runs, once there is one."""
-        assert self._process is not None
+    def kill_server_app(self, seconds: float = 60.0) -> None:
+        """Kill the process in which the ServerApp runs, once there is one, as a crash would.
+
+        Parameters
+        ----------
+        seconds : float (default: 60.0)
+            How long to wait until there is one, and then until it is gone.
+
+        Raises
+        ------
+        RunFailed
+            If there is none, or none that goes.
+        """
         deadline = time.monotonic() + seconds
+        killed: set[int] = set()
         while time.monotonic() < deadline:
-            listed = subprocess.run(
-                ["ps", "-e", "-o", "pid=,args="], capture_output=True, text=True, check=False
-            )
-            family = set(descendants(self._process.pid))
-            for line in listed.stdout.splitlines():
-                pid, _, arguments = line.strip().partition(" ")
-                if int(pid) in family and "flwr-serverapp" in arguments:
-                    return int(pid)
+            found = self._server_apps()
+            if killed and not found:
+                return
+            for pid in found:
+                os.kill(pid, signal.SIGKILL)
+            killed.update(found)
             time.sleep(0.2)
-        raise RunFailed(f"no ServerApp was started within {seconds:.0f} s")
+        raise RunFailed(f"no ServerApp to kill within {seconds:.0f} s; killed: {sorted(killed)}")
+
+    def _server_apps(self) -> list[int]:
+        assert self._process is not None
+        listed = subprocess.run(
+            ["ps", "-e", "-o", "pid=,stat=,args="], capture_output=True, text=True, check=False
+        )
+        family = set(descendants(self._process.pid))
+        running = (line.split(maxsplit=2) for line in listed.stdout.splitlines())
+        return [
+            int(pid)
+            for pid, state, arguments in (fields for fields in running if len(fields) == 3)
+            if "flwr-serverapp" in arguments and int(pid) in family and not state.startswith("Z")
+        ]
 
     def node_log(self, number: int) -> str:
         """Return what a SuperNode has printed."""

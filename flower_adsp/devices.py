@@ -5,6 +5,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from math import exp, isfinite
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +14,9 @@ from flower_adsp.errors import ConfigError, require, unknown
 
 if TYPE_CHECKING:
     from flower_adsp.tasks.base import Task
+
+
+_LEAST_STEPS = 3  # that are timed to measure a device
 
 
 @dataclass(frozen=True)
@@ -191,38 +195,39 @@ def with_overrides(profile: DeviceProfile, node_config: Mapping[str, Any]) -> De
     return replace(profile, **given)
 
 
-def measure(task: "Task", steps: int = 3) -> DeviceProfile:
-    """Measure the device this runs on by a few timed steps of the task.
+def measure(task: "Task", seconds: float = 0.5) -> DeviceProfile:
+    """Measure the device this runs on by timed steps of the task.
+
+    The median step counts: what else the device does at times, such as starting processes, makes
+    some steps much longer.
 
     Parameters
     ----------
     task : Task
         The task whose steps are timed, on a batch of its held-out data.
-    steps : int (default: 3)
-        Number of timed steps, after one that is not counted.
+    seconds : float (default: 0.5)
+        How long to take steps; at least three are timed, after one that is not.
 
     Returns
     -------
     DeviceProfile
         Speed and memory as found; the link keeps the defaults until commits have been timed.
     """
-    import torch
-
+    from flower_adsp.clients.sgd import Sgd
     from flower_adsp.tasks.batches import first_batch
 
     model, batch = task.build_model(), first_batch(task)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    started = 0.0
-    for step in range(steps + 1):
-        if step == 1:
-            started = time.monotonic()
+    optimizer = Sgd(model.parameters(), lr=0.0)
+    took: list[float] = []
+    while len(took) < 1 + _LEAST_STEPS or sum(took) < seconds:
+        began = time.monotonic()
         optimizer.zero_grad()
         task.loss(model, batch).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-    seconds = max(time.monotonic() - started, 1e-6) / steps
+        took.append(time.monotonic() - began)
     return DeviceProfile(
         name=os.uname().nodename,
-        seconds_per_sample=seconds / task.batch_size,
+        seconds_per_sample=max(median(took[1:]), 1e-6) / task.batch_size,
         memory_mib=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES") / 2**20,
     )
 
