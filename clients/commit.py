@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from flower_adsp.clients.device import Device, Own, device_of
 from flower_adsp.clients.portions import committed_buffers, trainable
-from flower_adsp.clients.sgd import Sgd
 from flower_adsp.clients.training import Trained, make_optimizer, train
 from flwr.app import Array, ArrayRecord, Context, Message
 from numpy.typing import NDArray
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 from flower_adsp.codec import compress
 from flower_adsp.messages import Assignment, Commit, decode_assignment, encode_commit
 from flower_adsp.seeding import stream
+from flower_adsp.sgd import Sgd
 from flower_adsp.sparse.freezing import read_slices, write_slices
 
 _MOMENTUM, _MODEL = "flower-adsp.momentum", "flower-adsp.model"

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import torch
 from flower_adsp.clients.device import Device
-from flower_adsp.clients.sgd import Sgd
 from torch import Tensor, nn
 
 from flower_adsp.seeding import integer_seed
+from flower_adsp.sgd import Sgd
 
 
 @dataclass(frozen=True)

@@ -213,7 +213,7 @@ def measure(task: "Task", seconds: float = 0.5) -> DeviceProfile:
     DeviceProfile
         Speed and memory as found; the link keeps the defaults until commits have been timed.
     """
-    from flower_adsp.clients.sgd import Sgd
+    from flower_adsp.sgd import Sgd
     from flower_adsp.tasks.batches import first_batch
 
     model, batch = task.build_model(), first_batch(task)

@@ -59,6 +59,20 @@ def test_the_package_itself_loads_next_to_nothing() -> None:
     assert not loaded & {"torch", "flwr", "numpy", "omegaconf"}
 
 
+def test_the_package_takes_no_time_to_import() -> None:
+    program = (
+        "import time, flwr; began = time.perf_counter(); import flower_adsp; "
+        "print(time.perf_counter() - began)"
+    )
+    took = [
+        float(
+            subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout
+        )
+        for _ in range(3)
+    ]
+    assert min(took) < 0.2
+
+
 @pytest.mark.parametrize("name", flower_adsp.__all__)
 def test_a_public_name_is_there(name: str) -> None:
     assert getattr(flower_adsp, name).__name__ == name

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from flower_adsp.clients.sgd import Sgd
 from torch import nn
 
 import flower_adsp
+from flower_adsp.sgd import Sgd
 
 
 def net() -> nn.Module:
