@@ -12,6 +12,7 @@ from flower_adsp.strategies.fedasync import FedAsync
 from flower_adsp.strategies.fedbuff import FedBuff
 from flower_adsp.strategies.fedcompass import FedCompass
 from flower_adsp.strategies.options import LoopOptions
+from flower_adsp.strategies.socflow import Socflow
 from flower_adsp.strategies.ssp import Ssp
 
 __all__ = [
@@ -28,5 +29,6 @@ __all__ = [
     "FedCompass",
     "FixedAdacomm",
     "LoopOptions",
+    "Socflow",
     "Ssp",
 ]

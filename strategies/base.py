@@ -41,6 +41,8 @@ class CommitStrategy(Strategy):
         The model and the workers, from `start` on.
     has_barriers : bool
         Whether all wait for each other, so that their commits may travel as a collective.
+    has_groups : bool
+        Whether workers form groups, in each of which they may exchange in a ring.
     needs_start : bool
         Whether `apply` wants the model that a commit started from.
     stored : tuple[str, ...]
@@ -51,6 +53,7 @@ class CommitStrategy(Strategy):
 
     check_period: float | None = None
     has_barriers: bool = False
+    has_groups: bool = False
     needs_start: bool = False
     stored: tuple[str, ...] = ()
     stored_kinds: tuple[type, ...] = ()
@@ -76,12 +79,20 @@ class CommitStrategy(Strategy):
         """Say whether a worker without an assignment may get its next one now."""
         return True
 
+    def model_for(self, worker: Worker) -> ArrayRecord:
+        """Return the model that a worker gets with its next assignment."""
+        return self.state.encoded()
+
     @abstractmethod
     def apply(self, worker: Worker, commit: Commit) -> bool:
         """Take a commit in; return whether the model changed."""
 
     def refuse(self, worker: Worker) -> bool:
         """Go on without the commit of a worker that was refused; return as `apply`."""
+        return False
+
+    def left(self, worker: Worker) -> bool:
+        """Take note that a worker is away, or rests; return as `apply`."""
         return False
 
     def returned(self, worker: Worker) -> None:

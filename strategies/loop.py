@@ -37,7 +37,7 @@ from flower_adsp.messages import (
     encode_assignment,
     encode_stock_assignment,
 )
-from flower_adsp.network.collectives import STAR
+from flower_adsp.network.collectives import RING, STAR
 from flower_adsp.seeding import stream
 from flower_adsp.sparse.plan import LayerPlanner, Member
 
@@ -135,12 +135,17 @@ class EventLoop:
         network = self.options.network
         require(
             network.collective == STAR
-            or (strategy.has_barriers and self.clock.is_virtual and self.options.planner is None),
+            or (
+                (network.collective == RING if strategy.has_groups else strategy.has_barriers)
+                and self.clock.is_virtual
+                and self.options.planner is None
+            ),
             "network.collective",
             network.collective,
-            f"{STAR!r} but for strategies with barriers, in virtual time and without a layer plan",
+            f"{STAR!r} but for strategies with barriers, in virtual time and without a layer plan; "
+            f"{RING!r} is the other one for strategies with groups",
         )
-        self.travel = Travel(self.options, self.clock)
+        self.travel = Travel(self.options, self.clock, strategy.has_groups)
 
     # ------------------------------------------------------------------------------------ the run
 
@@ -337,7 +342,16 @@ class EventLoop:
             self.waiting.remove(worker)
         self._tell("away", worker=worker.id)
         self._members_changed()
+        self._go_on_without(worker)
         self._release_waiting()
+
+    def _go_on_without(self, worker: Worker) -> None:
+        """Have the strategy take note that a worker has left, for which others may have waited."""
+        index = self.state.index
+        if self.strategy.left(worker):
+            self.state.model_changed()
+        if self.state.index > index:
+            self._round_done()
 
     def _come_back(self, worker: Worker) -> None:
         worker.is_away = False
@@ -452,6 +466,8 @@ class EventLoop:
         self._tell("away" if worker.is_away else "back", worker=worker.id)
         self.travel.pause(worker)
         self._members_changed()
+        if worker.is_away:
+            self._go_on_without(worker)
         self._schedule_presence(worker)
         self._release_waiting()
 
@@ -506,7 +522,7 @@ class EventLoop:
             worker.blocked += now - worker.idle_since
             worker.idle_since = None
         flight = self._ask(worker, self.strategy.assign(worker))
-        flight.sent = self.state.encoded()
+        flight.sent = self.strategy.model_for(worker)
         worker.flight = flight
         self.open[flight.assignment.id] = worker
         if flight.assignment.continues:
@@ -717,6 +733,7 @@ class EventLoop:
             worker.is_resting = True
             self._tell("resting", worker=worker.id, failures=worker.failures_in_a_row)
             self._members_changed()
+            self._go_on_without(worker)
 
     def _end_rest(self, worker: Worker) -> None:
         worker.is_resting = False

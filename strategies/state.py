@@ -14,6 +14,7 @@ from flower_adsp.clock import MICROSECONDS
 from flower_adsp.codec import AS_IT_IS, travelling_bytes
 from flower_adsp.devices import ALWAYS, DeviceProfile, Presence
 from flower_adsp.messages import Assignment, Commit
+from flower_adsp.network.rings import Hop
 from flower_adsp.sparse.plan import LayerPlan, WorkerPlan
 
 _STORED = (
@@ -228,6 +229,10 @@ class FederationState:
         Whether the model is evaluated at the server.
     alarms : list[tuple[int, int]]
         Microseconds and subject of the alarms that the strategy asks for; the loop takes them.
+    hops : dict[int, Hop]
+        Whom a worker exchanges with, for those that do so in a ring and not with the server.
+    turns : dict[int, int]
+        The group of each worker whose group takes turns with others at what they share.
     """
 
     def __init__(
@@ -247,6 +252,8 @@ class FederationState:
         self.num_bytes = num_bytes(model)
         self.is_evaluated = False
         self.alarms: list[tuple[int, int]] = []
+        self.hops: dict[int, Hop] = {}
+        self.turns: dict[int, int] = {}
         self.plan: LayerPlan | None = None
         self._coverage: Coverage | None = None
         self._trained: dict[str, set[int]] = {}
@@ -381,6 +388,11 @@ class FederationState:
                 names = self._statistics.intersection(unit.buffers)
             found.update(name for name in names if name in self.model)
         return found
+
+    @property
+    def statistics(self) -> frozenset[str]:
+        """Return the names of the buffers that are the server's own to set."""
+        return self._statistics
 
     def set_statistics(self, statistics: Weights) -> None:
         """Set the statistics of normalisations, which go with the next version of the model."""

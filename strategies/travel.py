@@ -23,6 +23,9 @@ class Travel:
         For the network.
     clock : Clock
         Gets the events.
+    has_rings : bool (default: False)
+        Whether workers exchange in the rings that `state.hops` has, where they do not with the
+        server.
 
     Attributes
     ----------
@@ -34,12 +37,13 @@ class Travel:
         Of the event that is due when the next transfer ends; earlier ones are out of date.
     """
 
-    def __init__(self, options: LoopOptions, clock: Clock) -> None:
+    def __init__(self, options: LoopOptions, clock: Clock, has_rings: bool = False) -> None:
         self.options = options
         self.clock = clock
         self.state: FederationState
         network = options.network
-        shares = clock.is_virtual and network.is_shared
+        shares = network.has_limits if has_rings else network.is_shared
+        shares = shares and clock.is_virtual
         self.links = SharedLinks(network.capacity) if shares else None
         self.number = 0
 
@@ -64,8 +68,7 @@ class Travel:
     def download(self, worker: Worker, flight: Flight, size: int) -> int | None:
         """Begin a download; return when training starts, or None where only its end will tell."""
         if self.links is not None:
-            path = self.options.network.path(worker.profile, upload=False)
-            self._begin(worker, size, worker.profile.down_mbps, path)
+            self._begin(worker, size, upload=False)
             return None
         download = self._carried(worker, size, upload=False)
         download -= self._hidden_download(worker, flight)
@@ -116,7 +119,9 @@ class Travel:
 
     def _carried(self, worker: Worker, size: int, *, upload: bool) -> int:
         """Return the microseconds of a transfer by a worker's own link, or of all together."""
-        network = self.options.network
+        network, hop = self.options.network, self.state.hops.get(worker.id)
+        if hop is not None:
+            return _microseconds(hop.latency_s + size * hop.part * 8 / (hop.mbps * 1e6))
         if network.collective != STAR:
             profiles = (other.profile for other in self.state.present)
             return network.together(profiles, size, upload=upload)
@@ -161,12 +166,20 @@ class Travel:
             upload=upload,
         )
 
-    def _begin(self, worker: Worker, num_bytes: int, mbps: float, path: tuple[str, ...]) -> None:
+    def _begin(self, worker: Worker, size: float, *, upload: bool) -> None:
         """Have a worker's flight take its part of the shared links."""
         assert self.links is not None
         assert worker.flight is not None
-        number = worker.flight.assignment.id
-        self.links.begin(self.state.now, number, num_bytes, mbps, path, paused=worker.is_away)
+        profile, hop = worker.profile, self.state.hops.get(worker.id)
+        if hop is None:
+            mbps = profile.up_mbps if upload else profile.down_mbps
+            path = self.options.network.path(profile, upload=upload)
+        else:
+            size, mbps, path = size * hop.part, hop.mbps, hop.path
+        number, turn = worker.flight.assignment.id, self.state.turns.get(worker.id)
+        self.links.begin(
+            self.state.now, number, size, mbps, path, worker.is_away, turn, is_last=not upload
+        )
         self._changed()
 
     def _changed(self) -> None:
@@ -184,7 +197,8 @@ class Travel:
             worker = carried[number]
             flight = worker.flight
             assert flight is not None
-            latency = _microseconds(worker.profile.latency_s)
+            hop = self.state.hops.get(worker.id)
+            latency = _microseconds((worker.profile if hop is None else hop).latency_s)
             at = worker.presence.advance(self.state.now, latency)
             if flight.start is None:
                 self.clock.schedule(Event(at, EventKind.START, number))
@@ -195,9 +209,7 @@ class Travel:
 
     def upload(self, worker: Worker) -> None:
         """Have a worker that has trained send its commit over shared links."""
-        path = self.options.network.path(worker.profile, upload=True)
-        size = self.state.upload_bytes(worker)
-        self._begin(worker, size, worker.profile.up_mbps, path)
+        self._begin(worker, self.state.upload_bytes(worker), upload=True)
 
 
 def _microseconds(seconds: float) -> int:

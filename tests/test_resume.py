@@ -19,6 +19,7 @@ Run = Callable[..., Path]
 FILES = ("history.jsonl", "summary.json", "model.safetensors")
 BASE = "run.num_rounds=5 run.evaluate_every=7 train.learning_rate=0.05"
 SHORT = "strategy.check_period=20"
+RINGS = "run.num_rounds=4 strategy.num_groups=2 strategy.interval=0.25 network.collective=ring"
 CASES = {
     "adsp": (SHORT, {}),
     "adsp, jitter and momentum": (
@@ -41,6 +42,11 @@ CASES = {
     "fedasync": (SHORT, {}),
     "fedbuff": (f"{SHORT} strategy.buffer_size=3", {}),
     "fedcompass": (SHORT, {}),
+    "socflow": ("run.num_rounds=4 strategy.num_groups=2 strategy.rebalances=true", {}),
+    "socflow, rings in turn": (
+        f"{RINGS} network.site_up_mbps=0.3 network.site_down_mbps=0.3",
+        {"devices": "coming-and-going"},
+    ),
     "dsparse": (
         "run.num_rounds=8 plan.rotate=true plan.period=2 plan.channels=true",
         {"task": "mnist-resnet"},

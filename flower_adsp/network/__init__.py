@@ -42,7 +42,8 @@ class Network:
     collective : str (default: "star")
         In virtual time, how the commits of a barrier are added up and the model is given to all:
         ``star`` is what Flower does; the others are those of a transport of one's own, between
-        nodes of which each can send to each (`flower_adsp.network.collectives`).
+        nodes of which each can send to each (`flower_adsp.network.collectives`). A strategy with
+        groups of devices takes ``ring`` for a ring in each (`flower_adsp.network.rings`).
     schedule : str (default: "whole")
         In virtual time, how the parameters of a transfer are ordered: ``whole`` for one message, as
         Flower has it, of which nothing is used before all is there; ``fifo``, ``p3`` or ``reverse``
@@ -104,9 +105,14 @@ class Network:
             )
 
     @property
+    def has_limits(self) -> bool:
+        """Tell whether there is anything that transfers share."""
+        return any(getattr(self, key) is not None for key in _SHARED)
+
+    @property
     def is_shared(self) -> bool:
-        """Tell whether transfers may slow each other."""
-        return self.collective == STAR and any(getattr(self, key) is not None for key in _SHARED)
+        """Tell whether transfers between devices and the server may slow each other."""
+        return self.collective == STAR and self.has_limits
 
     def together(self, profiles: Iterable[DeviceProfile], num_bytes: int, *, upload: bool) -> int:
         """Return the microseconds of a barrier's reduction or broadcast, by its collective."""
@@ -131,6 +137,17 @@ class Network:
             path.append(f"{profile.site} {way}")
         if server is not None:
             path.append(way)
+        return tuple(path)
+
+    def between(self, sender: DeviceProfile, receiver: DeviceProfile) -> tuple[str, ...]:
+        """Return the names of the shared resources from one device to another."""
+        if sender.site == receiver.site:
+            return ()
+        path = []
+        if self.site_up_mbps is not None and sender.site:
+            path.append(f"{sender.site} up")
+        if self.site_down_mbps is not None and receiver.site:
+            path.append(f"{receiver.site} down")
         return tuple(path)
 
     def capacity(self, name: str) -> float:

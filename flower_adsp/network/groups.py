@@ -154,6 +154,42 @@ def _choose(
     return [pattern for pattern, count in zip(patterns, times, strict=True) for _ in range(count)]
 
 
+def same_speed(groups: Groups, sites: Sequence[str], speeds: Sequence[float]) -> Groups:
+    """Have devices at a site change places, so that groups are about as fast as each other.
+
+    Where the groups have their places stays as it is, and so do conflicts. The fastest device is
+    placed first, each in the group that is furthest below the mean speed of its size (SoCFlow+,
+    section 3.3, says what is wanted, not how); where that comes out no better, nothing changes.
+
+    Parameters
+    ----------
+    groups : list[list[int]]
+        The devices of each group.
+    sites : Sequence[str]
+        Where each device stands.
+    speeds : Sequence[float]
+        Of each device, in any unit.
+    """
+    free = [Counter(sites[device] for device in group) for group in groups]
+    mean = sum(speeds) / len(speeds)
+    lacking = [mean * len(group) for group in groups]
+    placed: Groups = [[] for _ in groups]
+    for device in sorted(range(len(sites)), key=lambda device: (-speeds[device], device)):
+        open_ = [group for group, places in enumerate(free) if places[sites[device]]]
+        slowest = max(open_, key=lambda group: (lacking[group], -group))
+        free[slowest][sites[device]] -= 1
+        lacking[slowest] -= speeds[device]
+        placed[slowest].append(device)
+    better = _spread(placed, speeds) < _spread(groups, speeds)
+    return [sorted(group) for group in placed] if better else groups
+
+
+def _spread(groups: Groups, speeds: Sequence[float]) -> float:
+    """Return how much more the fastest group does than the slowest, a device."""
+    means = [sum(speeds[device] for device in group) / len(group) for group in groups]
+    return max(means) - min(means)
+
+
 def split_sites(groups: Sequence[Sequence[int]], sites: Sequence[str]) -> list[set[str]]:
     """Return the sites over which each group is split; none for a group within one site."""
     found = [{sites[device] for device in group} for group in groups]

@@ -4,6 +4,9 @@ A transfer may go no faster than its own link, and takes from the shared resourc
 a site's uplink, the server's network card. What a transfer cannot use is left to the others, until
 each is held back by its own link or by a resource that is full (Bertsekas and Gallager, "Data
 Networks", 2nd edition 1992, section 6.5.2). Rates change only when a transfer begins or ends.
+
+Groups of transfers may take turns instead: one waits while a group that began earlier, or is about
+to end its exchange, is using something that it passes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -73,6 +76,10 @@ class Transfer:
         The shared resources that it passes.
     is_paused : bool
         Whether its device is away, so that nothing is carried.
+    turn : int | None
+        The group that it belongs to, where groups take turns at what they share.
+    is_last : bool
+        Whether it ends its group's exchange, which goes before others that begin one.
     rate : float
         Mbit/s at present.
     """
@@ -81,6 +88,8 @@ class Transfer:
     limit: float
     path: tuple[str, ...]
     is_paused: bool = False
+    turn: int | None = None
+    is_last: bool = False
     rate: float = 0.0
 
 
@@ -99,13 +108,21 @@ class SharedLinks:
         self._now = 0
 
     def begin(
-        self, now: int, key: int, num_bytes: int, limit: float, path: Sequence[str], paused: bool
+        self,
+        now: int,
+        key: int,
+        num_bytes: float,
+        limit: float,
+        path: Sequence[str],
+        paused: bool,
+        turn: int | None = None,
+        is_last: bool = False,
     ) -> None:
         """Begin a transfer of `num_bytes`, known by its key."""
         if key in self._transfers:
             raise ValueError(f"transfer {key} is under way")
         self._go_to(now)
-        self._transfers[key] = Transfer(8.0 * num_bytes, limit, tuple(path), paused)
+        self._transfers[key] = Transfer(8.0 * num_bytes, limit, tuple(path), paused, turn, is_last)
         self._share()
 
     def pause(self, now: int, key: int, paused: bool) -> None:
@@ -156,8 +173,20 @@ class SharedLinks:
             transfer.bits = max(transfer.bits - transfer.rate * (now - self._now), 0.0)
         self._now = now
 
+    @staticmethod
+    def _must_wait(transfer: Transfer, in_turn: Sequence[Transfer]) -> bool:
+        """Tell whether a group whose turn is before is using what a transfer passes."""
+        for other in in_turn if transfer.turn is not None else ():
+            if other.turn == transfer.turn:
+                return False
+            if other.turn is not None and not set(transfer.path).isdisjoint(other.path):
+                return True
+        return False
+
     def _share(self) -> None:
-        moving = [transfer for transfer in self._transfers.values() if not transfer.is_paused]
+        ready = [transfer for transfer in self._transfers.values() if not transfer.is_paused]
+        in_turn = sorted(ready, key=lambda transfer: not transfer.is_last)
+        moving = [transfer for transfer in ready if not self._must_wait(transfer, in_turn)]
         rates = max_min_rates(
             [transfer.limit for transfer in moving],
             [transfer.path for transfer in moving],

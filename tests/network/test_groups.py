@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import combinations, product
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -19,6 +20,7 @@ from flower_adsp.network.groups import (
     group_sizes,
     map_groups,
     ring_order,
+    same_speed,
     split_sites,
 )
 
@@ -117,6 +119,33 @@ def test_packed_groups_of_equal_size_have_the_smallest_conflict_number(size: int
         groups = map_groups(sites, len(sites) // size, PACKED)
         assert conflict_number(groups, sites) == best, free
     assert tried > 30
+
+
+@given(layouts(5, 6), st.integers(1, 6), st.randoms(use_true_random=False))
+def test_changing_places_keeps_conflicts_and_evens_speeds(
+    free: tuple[int, ...], num_groups: int, random: Random
+) -> None:
+    sites = boards(*free)
+    if num_groups > len(sites):
+        return
+    speeds = [random.choice((0.5, 1.0, 3.9)) for _ in sites]
+    groups = map_groups(sites, num_groups)
+    changed = same_speed(groups, sites, speeds)
+    for before, after in zip(groups, changed, strict=True):
+        assert Counter(sites[device] for device in before) == Counter(
+            sites[device] for device in after
+        )
+
+    def spread(groups: Sequence[Sequence[int]]) -> float:
+        means = [sum(speeds[device] for device in group) / len(group) for group in groups]
+        return max(means) - min(means)
+
+    assert spread(changed) <= spread(groups)
+
+
+def test_a_fast_and_a_slow_half_of_a_site_are_mixed() -> None:
+    sites = boards(4)
+    assert same_speed([[0, 1], [2, 3]], sites, [2.0, 2.0, 1.0, 1.0]) == [[0, 2], [1, 3]]
 
 
 def test_three_that_all_meet_take_three_colours() -> None:

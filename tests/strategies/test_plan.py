@@ -16,6 +16,7 @@ from flower_adsp.strategies import (
     FedCompass,
     FixedAdacomm,
     LoopOptions,
+    Socflow,
     Ssp,
 )
 from flower_adsp.strategies.coverage import Coverage, mean_over_trainers
@@ -82,6 +83,7 @@ STRATEGIES = {
     "fedasync": lambda loop: FedAsync(2, check_period=5.0, loop=loop),
     "fedbuff": lambda loop: FedBuff(2, 2, check_period=5.0, loop=loop),
     "fedcompass": lambda loop: FedCompass(1, 4, check_period=5.0, loop=loop),
+    "socflow": lambda loop: Socflow(2, 2, 1.0, loop=loop),
 }
 
 

@@ -1,0 +1,365 @@
+"""SoCFlow: groups that average often within and seldom with each other.
+
+Xu and others, "SoCFlow: Efficient and Scalable DNN Training on SoC-Clustered Edge Servers", ASPLOS
+2024, https://doi.org/10.1145/3617232.3624847, and its extension SoCFlow+ in IEEE Transactions on
+Mobile Computing.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from logging import INFO
+from typing import Any
+
+import numpy as np
+from flower_adsp.strategies.base import CommitStrategy
+from flower_adsp.strategies.batchtune import tuned_batch_sizes
+from flower_adsp.strategies.coverage import mean_over_trainers
+from flower_adsp.strategies.options import LoopOptions
+from flower_adsp.strategies.state import Work, Worker
+from flwr.app import ArrayRecord
+from flwr.common.logger import log
+
+from flower_adsp.arrays import Weights, add_scaled, encode, mix_buffers, weighted_mean
+from flower_adsp.clock import MICROSECONDS
+from flower_adsp.errors import require, unknown
+from flower_adsp.messages import Commit
+from flower_adsp.network.collectives import RING
+from flower_adsp.network.groups import (
+    MAPPINGS,
+    PACKED,
+    communication_groups,
+    conflict_number,
+    map_groups,
+    ring_order,
+    same_speed,
+)
+from flower_adsp.network.rings import ring_hops, ring_seconds
+from flower_adsp.sparse.plan import LayerPlanner
+
+_START, _DOUBLES_EVERY, _MOST = 0.25, 10, 2.0  # epochs
+
+
+def interval_at(epoch: int) -> float:
+    """Return the epochs until groups are averaged next: min(2, 0.25 · 2^⌊e/10⌋) in epoch e.
+
+    Source: SoCFlow+, section 3.1.
+    """
+    return float(min(_MOST, _START * 2.0 ** min(epoch // _DOUBLES_EVERY, 10)))
+
+
+class Socflow(CommitStrategy):
+    """Group-wise parallel training with delayed aggregation.
+
+    Workers form N groups. In a group all take `local_steps` steps from the same model, and when all
+    have committed the group's model moves by the mean of their updates. The groups' models are
+    averaged each `interval` epochs; what is evaluated in between is the mean as it then is.
+
+    Through Flower's server this is federated averaging on two levels with SoCFlow's schedule: the
+    server holds a model a group, and each averaging costs each device an upload and a download.
+    With ``network.collective`` = ``ring``, in virtual time, the members of a group exchange in a
+    ring among themselves, and the groups in a ring of one member each, as in the paper. Its second
+    part, integer training on an NPU, its fans, and moving data between groups are not here.
+
+    Parameters
+    ----------
+    num_groups : int (default: 4)
+        N; what the paper took for VGG-11, by hand.
+    local_steps : int (default: 1)
+        Steps of each worker between its group's averagings; 1 in the paper.
+    interval : float | None (default: None)
+        Epochs of all data between averagings of all groups: 1.0 is SoCFlow's; None is the schedule
+        of SoCFlow+, `interval_at`.
+    mapping : str (default: "packed")
+        How devices at sites become groups; see `flower_adsp.network.groups.map_groups`.
+    takes_turns : bool (default: True)
+        Whether groups in each other's way take turns at what they share, the one that began first
+        going on first, so that one exchanges while another computes; else they share it. It is the
+        paper's communication planning, in virtual time.
+    rebalances : bool (default: False)
+        Whether, in a group, mini-batches are in proportion to speed, and updates count as much:
+        D_i = D·C_i/ΣC and W ← W − η Σ g_i·C_i/ΣC, SoCFlow+'s equations 9 and 10. As printed, 10
+        divides by the number of members as well, which for gradients that are means would make
+        the step that much smaller.
+    same_speed : bool (default: False)
+        Whether devices at a site change places, so that the groups are as fast as each other.
+    loop : LoopOptions | None (default: None)
+        Options of the event loop.
+    plan : LayerPlanner | None (default: None)
+        Plans which worker trains which layers; in place of the options' `planner`. A part of the
+        model that nobody in a group trains changes there when the groups are averaged.
+
+    Raises
+    ------
+    ConfigError
+        If an argument is not allowed, or there are fewer devices than groups.
+    """
+
+    has_groups = True
+    stored: tuple[str, ...] = (
+        "groups", "_models", "_arrived", "_open", "_rounds", "_synchronised", "_due",
+        "_rounds_an_epoch",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        num_groups: int = 4,
+        local_steps: int = 1,
+        interval: float | None = None,
+        mapping: str = PACKED,
+        takes_turns: bool = True,
+        rebalances: bool = False,
+        same_speed: bool = False,
+        loop: LoopOptions | None = None,
+        plan: LayerPlanner | None = None,
+    ) -> None:
+        super().__init__(loop, plan)
+        require(num_groups >= 1, "num_groups", num_groups, "at least 1")
+        require(local_steps >= 1, "local_steps", local_steps, "at least 1")
+        require(interval is None or interval > 0, "interval", interval, "null or above 0")
+        if mapping not in MAPPINGS:
+            raise unknown("mapping", mapping, MAPPINGS)
+        self.num_groups = num_groups
+        self.local_steps = local_steps
+        self.interval = interval
+        self.mapping = mapping
+        self.takes_turns = takes_turns
+        self.rebalances = rebalances
+        self.same_speed = same_speed
+        self.groups: list[list[int]] = []
+        self._models: list[Weights] = []
+        self._arrived: list[dict[int, Commit | None]] = []
+        self._open: list[bool] = []
+        self._rounds: list[int] = []
+        self._synchronised = 0
+        self._due = 0
+        self._rounds_an_epoch = 1
+        self._encoded: dict[int, ArrayRecord] = {}
+        self._group_of: dict[int, int] = {}
+        self._batch_sizes: dict[int, int] = {}
+
+    # ------------------------------------------------------------------------------------- groups
+
+    def begin(self) -> None:
+        """Make the groups."""
+        workers = list(self.state.workers.values())
+        sites = [_site(worker) for worker in workers]
+        groups = map_groups(sites, self.num_groups, self.mapping)
+        if self.same_speed:
+            groups = same_speed(groups, sites, [worker.speed for worker in workers])
+        self.groups = [[workers[place].id for place in group] for group in groups]
+        number = len(groups)
+        self._models = [_copied(self.state.model) for _ in range(number)]
+        self._arrived = [{} for _ in range(number)]
+        self._open = [True] * number
+        self._rounds = [0] * number
+        examples = sum(worker.num_examples or worker.batch_size for worker in workers)
+        batches = sum(worker.batch_size for worker in workers)
+        self._rounds_an_epoch = max(1, round(examples / (batches * self.local_steps)))
+        self._due = self._next_due()
+        self._arrange()
+        log(
+            INFO,
+            "%d groups %s: at most %d split ones meet at a site, %d may not exchange at once",
+            number,
+            self.groups,
+            conflict_number(groups, sites),
+            1 + max(communication_groups(groups, sites)),
+        )
+
+    def _arrange(self) -> None:
+        """Work out what follows from who is in which group."""
+        workers = self.state.workers
+        self._encoded = {}
+        self._group_of = {id_: group for group, ids in enumerate(self.groups) for id_ in ids}
+        self.state.turns = dict(self._group_of) if self.takes_turns else {}
+        self._batch_sizes = {id_: workers[id_].batch_size for id_ in self._group_of}
+        if self.rebalances:
+            for ids in self.groups:
+                mean = round(sum(workers[id_].batch_size for id_ in ids) / len(ids))
+                sizes = tuned_batch_sizes(mean, [workers[id_].speed for id_ in ids])
+                self._batch_sizes.update(zip(ids, sizes, strict=True))
+        self.state.hops = {}
+        if self.loop.network.collective == RING:
+            for ids in self.groups:
+                self.state.hops.update(self._ring(ids))
+
+    def _ring(self, ids: Sequence[int]) -> dict[int, Any]:
+        profiles = {id_: self.state.workers[id_].profile for id_ in ids}
+        sites = [_site(self.state.workers[id_]) for id_ in ids]
+        ring = [ids[place] for place in ring_order(range(len(ids)), sites)]
+        return dict(ring_hops(ring, profiles, self.loop.network))
+
+    def joined(self, worker: Worker) -> None:
+        """Take a worker into the smallest group, of its own site if there is one."""
+        near = [
+            group
+            for group, ids in enumerate(self.groups)
+            if any(_site(self.state.workers[id_]) == _site(worker) for id_ in ids)
+        ]
+        smallest = min(near or range(len(self.groups)), key=lambda group: len(self.groups[group]))
+        self.groups[smallest].append(worker.id)
+        self._arrange()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from where `state_dict` was taken; `begin` is not called."""
+        super().load_state_dict(state)
+        self._arrange()
+
+    # -------------------------------------------------------------------------------- assignments
+
+    def assign(self, worker: Worker) -> Work:
+        """Take the local steps."""
+        size = self._batch_sizes[worker.id] if self.rebalances else None
+        return Work(steps=self.local_steps, batch_size=size)
+
+    def may_start(self, worker: Worker) -> bool:
+        """Let workers go only once all of their group have arrived."""
+        return self._open[self._group_of[worker.id]]
+
+    def model_for(self, worker: Worker) -> ArrayRecord:
+        """Return the model of the worker's group."""
+        group = self._group_of[worker.id]
+        if group not in self._encoded:
+            own = {name: self.state.model[name] for name in self.state.statistics}
+            self._encoded[group] = encode({**self._models[group], **own})
+        return self._encoded[group]
+
+    # ------------------------------------------------------------------------------------ commits
+
+    def apply(self, worker: Worker, commit: Commit) -> bool:
+        """Keep the commit until all of the group have arrived."""
+        return self._arrive(worker, commit)
+
+    def refuse(self, worker: Worker) -> bool:
+        """Count the worker as arrived without a contribution."""
+        return self._arrive(worker, None)
+
+    def left(self, worker: Worker) -> bool:
+        """Average the groups if they waited for this one only, which is now gone as a whole."""
+        return self._average_groups_if_due()
+
+    def _arrive(self, worker: Worker, commit: Commit | None) -> bool:
+        group = self._group_of[worker.id]
+        arrived = self._arrived[group]
+        arrived[worker.id] = commit
+        self._open[group] = False
+        if self._is_training(group):
+            return False
+        commits = {id_: found for id_, found in sorted(arrived.items()) if found is not None}
+        self._arrived[group] = {}
+        self._rounds[group] += 1
+        changed = self._average_members(group, commits)
+        self._open[group] = self._rounds[group] < self._due
+        return self._average_groups_if_due() or changed
+
+    def _is_training(self, group: int) -> bool:
+        return any(self.state.workers[id_].flight is not None for id_ in self.groups[group])
+
+    def _average_members(self, group: int, commits: Mapping[int, Commit]) -> bool:
+        if not commits:
+            return False
+        equal = self.state.weighting == "equal"
+        weights = [
+            float(self._batch_sizes[id_])
+            if self.rebalances
+            else (1.0 if equal else float(commit.num_examples))
+            for id_, commit in commits.items()
+        ]
+        shares = [weight / sum(weights) for weight in weights]
+        held = list(commits.values())
+        update = mean_over_trainers(held, shares)
+        add_scaled(self._models[group], update, 1.0)
+        buffers = mean_over_trainers(held, shares, "buffers")
+        mix_buffers(self._models[group], buffers, 1.0)
+        self._encoded.pop(group, None)
+        self._show_mean([*update, *buffers], range(len(self.groups)))
+        return True
+
+    def _average_groups_if_due(self) -> bool:
+        """Average the groups' models once all groups that are there have come so far."""
+        here = [group for group in range(len(self.groups)) if not self._is_gone(group)]
+        if not here or any(self._rounds[group] < self._due for group in here):
+            return False
+        # One that was taken away counts with what it had done by then, once.
+        trained = [g for g, rounds in enumerate(self._rounds) if rounds > self._synchronised]
+        own = self.state.model.keys() - self.state.statistics
+        self._show_mean(own, trained)
+        for model in self._models:
+            model.update({name: self.state.model[name].copy() for name in own})
+        self._encoded = {}
+        self._rounds = [self._due] * len(self.groups)
+        self._synchronised = self._due
+        self._due += self._next_due()
+        self.state.index += 1
+        seconds = self._exchange_seconds(here)
+        if seconds > 0:
+            at = self.state.now + round(seconds * MICROSECONDS)
+            self.state.alarms.append((at, 0))
+        else:
+            self._open = [True] * len(self.groups)
+        return True
+
+    def alarm(self, subject: int) -> bool:
+        """Let all go on, now that all have the mean."""
+        self._open = [not self._is_training(group) for group in range(len(self.groups))]
+        return False
+
+    def _is_gone(self, group: int) -> bool:
+        return not any(self.state.workers[id_].is_present for id_ in self.groups[group])
+
+    def _show_mean(self, names: Iterable[str], groups: Sequence[int]) -> None:
+        """Set arrays of the model to their mean over groups, by their members or examples."""
+        equal = self.state.weighting == "equal"
+        sizes = [
+            sum(1 if equal else self.state.workers[id_].num_examples for id_ in self.groups[group])
+            for group in groups
+        ]
+        models = [{name: self._models[group][name] for name in names} for group in groups]
+        mean = weighted_mean(models, [size / sum(sizes) for size in sizes])
+        self.state.model.update({name: np.array(array) for name, array in mean.items()})
+
+    def _next_due(self) -> int:
+        """Return the rounds of a group until groups are averaged next."""
+        epoch = self._due // self._rounds_an_epoch
+        interval = interval_at(epoch) if self.interval is None else self.interval
+        return max(1, round(interval * self._rounds_an_epoch))
+
+    def _exchange_seconds(self, here: Sequence[int]) -> float:
+        """Return how long a ring of a member of each group, and from it to the others, takes."""
+        network = self.loop.network
+        if network.collective != RING:
+            return 0.0
+        heads = self._ring([self.groups[group][0] for group in here])
+        between = ring_seconds([heads], network, self.state.num_bytes, reduce=True)
+        rings = [self._ring(self.groups[group]) for group in here]
+        return between + ring_seconds(rings, network, self.state.num_bytes, reduce=False)
+
+    # ----------------------------------------------------------------------------------- for logs
+
+    def status(self) -> dict[str, float | int | list[int]]:
+        """Return the epochs done, and the interval."""
+        interval = interval_at(self._synchronised // self._rounds_an_epoch)
+        return {
+            "epochs": self._synchronised / self._rounds_an_epoch,
+            "interval": interval if self.interval is None else self.interval,
+        }
+
+    def describe(self) -> dict[str, object]:
+        """Return the settings by name."""
+        return {
+            "num_groups": self.num_groups,
+            "local_steps": self.local_steps,
+            "interval": self.interval,
+            "mapping": self.mapping,
+            "takes_turns": self.takes_turns,
+            "rebalances": self.rebalances,
+            "same_speed": self.same_speed,
+        }
+
+
+def _site(worker: Worker) -> str:
+    """Return where a worker stands; one without a site has one of its own."""
+    return worker.profile.site or f"worker {worker.id}"
+
+
+def _copied(model: Weights) -> Weights:
+    return {name: array.copy() for name, array in model.items()}
