@@ -8,6 +8,7 @@ from scipy.stats import norm
 
 from flower_adsp.config import choices, load_config
 from flower_adsp.devices import DeviceProfile, deal, heterogeneity
+from flower_adsp.network.groups import MAPPINGS, conflict_number, map_groups
 from tests.conftest import run_toy, toy_grid
 
 PRESETS = [
@@ -93,3 +94,11 @@ def test_overhead_networks_cost_what_their_name_says(overhead: int) -> None:
     device = DeviceProfile()
     up, down = network.upload(device, 10**9), network.download(device, 1)
     assert up == down == overhead * 1_000_000 // 2
+
+
+def test_on_the_soc_cluster_two_split_groups_must_meet() -> None:
+    sites = [profile.site for profile in preset("soc-cluster")]
+    assert len(sites) == 32
+    numbers = {name: conflict_number(map_groups(sites, 8, name), sites) for name in MAPPINGS}
+    assert numbers["integrity-greedy"] == numbers["packed"] == 2
+    assert numbers["sequential"] > 2
