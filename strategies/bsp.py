@@ -5,11 +5,10 @@ https://doi.org/10.1145/79173.79181.
 """
 
 from flower_adsp.strategies.base import CommitStrategy
-from flower_adsp.strategies.coverage import mean_over_trainers
+from flower_adsp.strategies.coverage import apply_mean
 from flower_adsp.strategies.options import LoopOptions
 from flower_adsp.strategies.state import Work, Worker
 
-from flower_adsp.arrays import add_scaled, mix_buffers
 from flower_adsp.errors import require
 from flower_adsp.messages import Commit
 from flower_adsp.sparse.plan import LayerPlanner
@@ -83,11 +82,7 @@ class Bsp(CommitStrategy):
             return False
         equal = self.state.weighting == "equal"
         weights = [1.0 if equal else float(commit.num_examples) for commit in commits]
-        shares = [weight / sum(weights) for weight in weights]
-        update = mean_over_trainers(commits, shares)
-        buffers = mean_over_trainers(commits, shares, "buffers")
-        add_scaled(self.state.model, update, 1.0)
-        mix_buffers(self.state.model, buffers, 1.0)
+        apply_mean(self.state.model, commits, weights)
         return True
 
     def describe(self) -> dict[str, object]:

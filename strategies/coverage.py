@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_adsp.arrays import Weights, is_averaged
+from flower_adsp.arrays import Weights, add_scaled, is_averaged, mix_buffers
 from flower_adsp.messages import Commit
 from flower_adsp.sparse.plan import WorkerPlan
 from flower_adsp.sparse.portions import WHOLE, Slice
@@ -117,3 +117,28 @@ def mean_over_trainers(
             total_update = total_update + value
         mean[name] = total_update
     return mean
+
+
+def apply_mean(model: Weights, commits: Sequence[Commit], weights: Sequence[float]) -> list[str]:
+    """Move a model by the weighted mean of commits, each slice over those that trained it.
+
+    Parameters
+    ----------
+    model : Weights
+        The model; it is changed in place.
+    commits : Sequence[Commit]
+        At least one.
+    weights : Sequence[float]
+        Of each, above 0.
+
+    Returns
+    -------
+    list[str]
+        The names of the arrays that it changed.
+    """
+    shares = [weight / sum(weights) for weight in weights]
+    update = mean_over_trainers(commits, shares)
+    buffers = mean_over_trainers(commits, shares, "buffers")
+    add_scaled(model, update, 1.0)
+    mix_buffers(model, buffers, 1.0)
+    return [*update, *buffers]

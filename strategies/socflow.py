@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 from flower_adsp.strategies.base import CommitStrategy
 from flower_adsp.strategies.batchtune import tuned_batch_sizes
-from flower_adsp.strategies.coverage import mean_over_trainers
+from flower_adsp.strategies.coverage import apply_mean
 from flower_adsp.strategies.options import LoopOptions
 from flower_adsp.strategies.state import Work, Worker
 from flwr.app import ArrayRecord
 from flwr.common.logger import log
 
-from flower_adsp.arrays import Weights, add_scaled, encode, mix_buffers, weighted_mean
+from flower_adsp.arrays import Weights, encode, weighted_mean
 from flower_adsp.clock import MICROSECONDS
 from flower_adsp.errors import require, unknown
 from flower_adsp.messages import Commit
@@ -147,7 +147,9 @@ class Socflow(CommitStrategy):
             groups = same_speed(groups, sites, [worker.speed for worker in workers])
         self.groups = [[workers[place].id for place in group] for group in groups]
         number = len(groups)
-        self._models = [_copied(self.state.model) for _ in range(number)]
+        self._models = [
+            {name: array.copy() for name, array in self.state.model.items()} for _ in range(number)
+        ]
         self._arrived = [{} for _ in range(number)]
         self._open = [True] * number
         self._rounds = [0] * number
@@ -158,7 +160,7 @@ class Socflow(CommitStrategy):
         self._arrange()
         log(
             INFO,
-            "%d groups %s: at most %d split ones meet at a site, %d may not exchange at once",
+            "%d groups %s: at most %d split ones meet at a site; %d communication groups",
             number,
             self.groups,
             conflict_number(groups, sites),
@@ -264,14 +266,9 @@ class Socflow(CommitStrategy):
             else (1.0 if equal else float(commit.num_examples))
             for id_, commit in commits.items()
         ]
-        shares = [weight / sum(weights) for weight in weights]
-        held = list(commits.values())
-        update = mean_over_trainers(held, shares)
-        add_scaled(self._models[group], update, 1.0)
-        buffers = mean_over_trainers(held, shares, "buffers")
-        mix_buffers(self._models[group], buffers, 1.0)
+        changed = apply_mean(self._models[group], list(commits.values()), weights)
         self._encoded.pop(group, None)
-        self._show_mean([*update, *buffers], range(len(self.groups)))
+        self._show_mean(changed, range(len(self.groups)))
         return True
 
     def _average_groups_if_due(self) -> bool:
@@ -319,9 +316,13 @@ class Socflow(CommitStrategy):
 
     def _next_due(self) -> int:
         """Return the rounds of a group until groups are averaged next."""
-        epoch = self._due // self._rounds_an_epoch
-        interval = interval_at(epoch) if self.interval is None else self.interval
-        return max(1, round(interval * self._rounds_an_epoch))
+        return max(1, round(self._interval(self._due) * self._rounds_an_epoch))
+
+    def _interval(self, rounds: int) -> float:
+        """Return the interval, in epochs, that begins after so many rounds."""
+        if self.interval is not None:
+            return self.interval
+        return interval_at(rounds // self._rounds_an_epoch)
 
     def _exchange_seconds(self, here: Sequence[int]) -> float:
         """Return how long a ring of a member of each group, and from it to the others, takes."""
@@ -337,10 +338,9 @@ class Socflow(CommitStrategy):
 
     def status(self) -> dict[str, float | int | list[int]]:
         """Return the epochs done, and the interval."""
-        interval = interval_at(self._synchronised // self._rounds_an_epoch)
         return {
             "epochs": self._synchronised / self._rounds_an_epoch,
-            "interval": interval if self.interval is None else self.interval,
+            "interval": self._interval(self._synchronised),
         }
 
     def describe(self) -> dict[str, object]:
@@ -359,7 +359,3 @@ class Socflow(CommitStrategy):
 def _site(worker: Worker) -> str:
     """Return where a worker stands; one without a site has one of its own."""
     return worker.profile.site or f"worker {worker.id}"
-
-
-def _copied(model: Weights) -> Weights:
-    return {name: array.copy() for name, array in model.items()}

@@ -127,28 +127,20 @@ class Network:
 
     def path(self, profile: DeviceProfile, *, upload: bool) -> tuple[str, ...]:
         """Return the names of the shared resources between a device and the server."""
-        way, site, server = (
-            ("up", self.site_up_mbps, self.server_up_mbps)
-            if upload
-            else ("down", self.site_down_mbps, self.server_down_mbps)
-        )
-        path = []
-        if site is not None and profile.site:
-            path.append(f"{profile.site} {way}")
-        if server is not None:
-            path.append(way)
-        return tuple(path)
+        way = "up" if upload else "down"
+        server = self.server_up_mbps if upload else self.server_down_mbps
+        return (*self._uplink(profile, way), *([way] if server is not None else []))
 
     def between(self, sender: DeviceProfile, receiver: DeviceProfile) -> tuple[str, ...]:
         """Return the names of the shared resources from one device to another."""
         if sender.site == receiver.site:
             return ()
-        path = []
-        if self.site_up_mbps is not None and sender.site:
-            path.append(f"{sender.site} up")
-        if self.site_down_mbps is not None and receiver.site:
-            path.append(f"{receiver.site} down")
-        return tuple(path)
+        return (*self._uplink(sender, "up"), *self._uplink(receiver, "down"))
+
+    def _uplink(self, profile: DeviceProfile, way: str) -> list[str]:
+        """Return the name of a device's site's uplink, if it has one that may be full."""
+        limit = self.site_up_mbps if way == "up" else self.site_down_mbps
+        return [f"{profile.site} {way}"] if limit is not None and profile.site else []
 
     def capacity(self, name: str) -> float:
         """Return the Mbit/s of a shared resource, by its name in a path."""

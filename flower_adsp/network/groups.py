@@ -77,16 +77,16 @@ def map_groups(sites: Sequence[str], num_groups: int, mapping: str = PACKED) -> 
 def _whole_groups(sites: Sequence[str], sizes: list[int]) -> tuple[Groups, Groups]:
     """Take as many whole groups as fit from each site; return them and what is left of each.
 
-    The sizes that were used are taken out of `sizes`.
+    The sizes that were used are taken out of `sizes`, which has the largest first.
     """
     groups: Groups = []
     left: Groups = []
     for site in dict.fromkeys(sites):
         free = [device for device, name in enumerate(sites) if name == site]
-        while fitting := [size for size in sizes if size <= len(free)]:
-            sizes.remove(max(fitting))
-            groups.append(free[: max(fitting)])
-            free = free[max(fitting) :]
+        while size := next((size for size in sizes if size <= len(free)), 0):
+            sizes.remove(size)
+            groups.append(free[:size])
+            free = free[size:]
         left.append(free)
     return groups, left
 
@@ -135,7 +135,7 @@ def _choose(
     patterns: Sequence[tuple[int, ...]], counts: Mapping[int, int], wanted: Mapping[int, int]
 ) -> list[tuple[int, ...]] | None:
     """Return patterns that use each length and make each size exactly as often as given."""
-    if not counts or not patterns:
+    if not patterns:
         return None
     from scipy.optimize import Bounds, LinearConstraint, milp
 

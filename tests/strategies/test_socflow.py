@@ -195,11 +195,9 @@ def test_a_group_that_is_taken_away_is_not_waited_for_and_comes_back() -> None:
 def test_one_that_joins_comes_into_the_smallest_group_of_its_site() -> None:
     strategy = Socflow(num_groups=2, loop=LoopOptions())
     _, _, used = run([{"site": site} for site in "aaab"], 1, num_groups=2)
-    strategy.groups, strategy.state = [list(ids) for ids in used.groups], used.state
-    worker = used.state.workers.pop(3)
+    strategy.state = used.state
     strategy.groups = [[0, 1], [2]]
-    used.state.workers[3] = worker
-    strategy.joined(worker)
+    strategy.joined(used.state.workers[3])
     assert strategy.groups == [[0, 1], [2, 3]]
 
 
