@@ -102,7 +102,7 @@ class LocalDeployment(LocalSuperLink):
 
     def kill_node(self, process: "subprocess.Popen[bytes]") -> None:
         """Kill a SuperNode and what it runs, as a power cut would."""
-        for pid in (process.pid, *descendants(process.pid)):
+        for pid in (process.pid, *(child.pid for child in descendants(process.pid))):
             os.kill(pid, signal.SIGKILL)
         process.wait()
 
@@ -133,15 +133,10 @@ class LocalDeployment(LocalSuperLink):
 
     def _server_apps(self) -> list[int]:
         assert self._process is not None
-        listed = subprocess.run(
-            ["ps", "-e", "-o", "pid=,stat=,args="], capture_output=True, text=True, check=False
-        )
-        family = set(descendants(self._process.pid))
-        running = (line.split(maxsplit=2) for line in listed.stdout.splitlines())
         return [
-            int(pid)
-            for pid, state, arguments in (fields for fields in running if len(fields) == 3)
-            if "flwr-serverapp" in arguments and int(pid) in family and not state.startswith("Z")
+            child.pid
+            for child in descendants(self._process.pid)
+            if "flwr-serverapp" in child.arguments and not child.state.startswith("Z")
         ]
 
     def node_log(self, number: int) -> str:

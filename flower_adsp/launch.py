@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 from urllib.error import URLError
 from urllib.request import urlopen
 
@@ -291,11 +291,11 @@ def run_simulation(
 
 def stop(process: "subprocess.Popen[bytes]") -> None:
     """Stop a process and all that it started, and wait until they are gone."""
-    family = set(descendants(process.pid))
+    family = {child.pid for child in descendants(process.pid)}
     _signal(process.pid, signal.SIGTERM)
     deadline = time.monotonic() + _STOP_SECONDS
     while process.poll() is None and time.monotonic() < deadline:
-        family.update(descendants(process.pid))  # it may still start some
+        family.update(child.pid for child in descendants(process.pid))  # it may start more
         time.sleep(0.1)
     _wait_gone(family, deadline - time.monotonic())
     for pid in (*family, process.pid):
@@ -304,20 +304,39 @@ def stop(process: "subprocess.Popen[bytes]") -> None:
     _wait_gone(family, _STOP_SECONDS)
 
 
-def descendants(pid: int) -> list[int]:
-    """Return the ids of a process's children and theirs, from ``ps``."""
+class Process(NamedTuple):
+    """A process of this machine, as ``ps`` shows it."""
+
+    pid: int
+    parent: int
+    state: str
+    arguments: str
+
+
+def processes() -> list[Process]:
+    """Return all processes of this machine, their arguments whole."""
     listed = subprocess.run(
-        ["ps", "-e", "-o", "pid=,ppid="], capture_output=True, text=True, check=False
+        ["ps", "-e", "-ww", "-o", "pid=,ppid=,stat=,args="],  # -ww: whatever COLUMNS says
+        capture_output=True,
+        text=True,
+        check=True,
     )
-    children: dict[int, list[int]] = {}
-    for line in listed.stdout.splitlines():
-        child, parent = (int(part) for part in line.split())
-        children.setdefault(parent, []).append(child)
+    lines = (line.split(maxsplit=3) for line in listed.stdout.splitlines())
+    return [
+        Process(int(pid), int(parent), state, " ".join(rest)) for pid, parent, state, *rest in lines
+    ]
+
+
+def descendants(pid: int) -> list[Process]:
+    """Return a process's children and theirs."""
+    children: dict[int, list[Process]] = {}
+    for process in processes():
+        children.setdefault(process.parent, []).append(process)
     found, queue = [], [pid]
     while queue:
         for child in children.get(queue.pop(), []):
             found.append(child)
-            queue.append(child)
+            queue.append(child.pid)
     return found
 
 

@@ -12,11 +12,21 @@ from flwr.app import ArrayRecord, Message, MetricRecord
 from flower_adsp.client_app import app
 from flower_adsp.config import load_config
 from flower_adsp.experiment import run_experiment
+from flower_adsp.launch import processes
 from flower_adsp.testing import InProcessGrid
 from flower_adsp.tracking.base import Callback
 from tests.toy import Quadratic
 
 TOY = "task.target=tests.toy:build"
+
+
+def running(*marks: str) -> set[tuple[int, str]]:
+    """Return the processes whose command holds one of the marks."""
+    return {
+        (process.pid, process.arguments)
+        for process in processes()
+        if any(mark in process.arguments for mark in marks)
+    }
 
 
 class Recorder(Callback):

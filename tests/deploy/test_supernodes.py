@@ -4,7 +4,6 @@ They take minutes, and are run by ``make test-deploy``.
 """
 
 import json
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 import flower_adsp
 from flower_adsp.deployment import LocalDeployment
 from flower_adsp.launch import RunFailed
+from tests.conftest import running
 
 pytestmark = [pytest.mark.deploy, pytest.mark.timeout(420)]
 
@@ -30,17 +30,14 @@ SETTINGS = {
 }
 
 
-def processes() -> set[str]:
-    listed = subprocess.run(["ps", "-e", "-o", "args="], capture_output=True, text=True, check=True)
-    marks = ("flower-superlink", "flower-supernode", "flwr-serverapp", "flwr-clientapp")
-    return {line for line in listed.stdout.splitlines() if any(mark in line for mark in marks)}
+PROCESSES = ("flower-superlink", "flower-supernode", "flwr-serverapp", "flwr-clientapp")
 
 
 @pytest.fixture(autouse=True)
 def nothing_is_left() -> Iterator[None]:
-    before = processes()
+    before = running(*PROCESSES)
     yield
-    assert processes() <= before
+    assert running(*PROCESSES) <= before
 
 
 def settings(folder: Path, rounds: int, **more: Any) -> dict[str, Any]:

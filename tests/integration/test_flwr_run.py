@@ -17,6 +17,7 @@ from flower_adsp.config import load_config
 from flower_adsp.experiment import run_experiment
 from flower_adsp.launch import LocalSuperLink, RunFailed, run_simulation
 from flower_adsp.testing import InProcessGrid
+from tests.conftest import running
 
 ROOT = Path(flower_adsp.__file__).resolve().parent.parent
 SETTINGS = {
@@ -27,19 +28,14 @@ SETTINGS = {
     "tracking.report": "off",
 }
 DETERMINISTIC = ("history.jsonl", "model.safetensors", "summary.json")
-
-
-def processes() -> set[str]:
-    listed = subprocess.run(["ps", "-e", "-o", "args="], capture_output=True, text=True, check=True)
-    marks = ("flower-superlink", "flower-simulation", "flwr-serverapp", "raylet", "gcs_server")
-    return {line for line in listed.stdout.splitlines() if any(mark in line for mark in marks)}
+PROCESSES = ("flower-superlink", "flower-simulation", "flwr-serverapp", "raylet", "gcs_server")
 
 
 @pytest.fixture(autouse=True)
 def nothing_is_left() -> Iterator[None]:
-    before = processes()
+    before = running(*PROCESSES)
     yield
-    assert processes() <= before
+    assert running(*PROCESSES) <= before
 
 
 def in_process(folder: Path, nodes: int, **settings: Any) -> Path:

@@ -1,7 +1,6 @@
 """Weights & Biases, offline, read back from the file that it writes."""
 
 import json
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from flower_adsp.config import load_config
 from flower_adsp.errors import ConfigError
 from flower_adsp.experiment import run_experiment
 from flower_adsp.testing import InProcessGrid
+from tests.conftest import running
 
 Runner = Callable[..., Path]
 _BLOCK, _HEADER = 32768, 7
@@ -31,14 +31,9 @@ def no_service_is_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Itera
     for name in ("WANDB_CACHE_DIR", "WANDB_DATA_DIR", "WANDB_CONFIG_DIR", "HOME"):
         monkeypatch.setenv(name, str(tmp_path / "home"))
     monkeypatch.setenv("NETRC", str(tmp_path / "home" / "netrc"))
-    before = services()
+    before = running("wandb-core")
     yield
-    assert services() <= before
-
-
-def services() -> set[str]:
-    listed = subprocess.run(["ps", "-e", "-o", "pid=,args="], capture_output=True, text=True)
-    return {line for line in listed.stdout.splitlines() if "wandb-core" in line}
+    assert running("wandb-core") <= before
 
 
 def records(file: Path) -> list[Any]:

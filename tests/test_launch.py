@@ -1,0 +1,36 @@
+"""The processes that a launch starts, and how they are found and stopped."""
+
+import subprocess
+import sys
+
+import pytest
+
+from flower_adsp.launch import descendants, processes, stop
+from tests.conftest import running
+
+MARK = "a-process-of-the-tests-" + "x" * 200
+PARENT = (
+    "import subprocess, sys, time;"
+    f"subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)', '{MARK}']);"
+    "print('started', flush=True); time.sleep(60)"
+)
+
+
+@pytest.mark.parametrize("columns", ["", "20", "80"])
+def test_a_process_is_found_whatever_the_width_of_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, columns: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    before = {process.pid for process in processes()}
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE)
+    try:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == b"started\n"
+        (child,) = descendants(parent.pid)
+        assert child.arguments.endswith(MARK)
+        assert child.parent == parent.pid
+        assert child.pid in {pid for pid, _ in running(MARK)} - before
+    finally:
+        stop(parent)
+    assert not running(MARK)
+    assert parent.returncode is not None
