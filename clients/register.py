@@ -6,13 +6,14 @@ from functools import partial
 from flower_adsp.clients.capability import handle_capability
 from flower_adsp.clients.commit import handle_commit
 from flower_adsp.clients.device import Own
+from flower_adsp.clients.payload import handle_payload
 from flower_adsp.clients.stock import handle_evaluate, handle_train
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from flower_adsp.devices import DeviceProfile
 from flower_adsp.errors import require
-from flower_adsp.messages import NO_SECAGG, QUERY_CAPABILITY, TRAIN_COMMIT
+from flower_adsp.messages import NO_SECAGG, QUERY_CAPABILITY, QUERY_PAYLOAD, TRAIN_COMMIT
 from flower_adsp.tasks.base import Task
 
 
@@ -23,8 +24,8 @@ def register(
 ) -> ClientApp:
     """Register all handlers with `app`, and return it.
 
-    It then answers assignments and capability queries, and Flower's own ``train`` and
-    ``evaluate`` messages as well.
+    It then answers assignments, capability queries and payloads that are timed, and Flower's own
+    ``train`` and ``evaluate`` messages as well.
 
     Parameters
     ----------
@@ -49,6 +50,7 @@ def register(
     )
     app.evaluate()(partial(handle_evaluate, own=own))
     app.query(QUERY_CAPABILITY.partition(".")[2])(partial(handle_capability, own=own))
+    app.query(QUERY_PAYLOAD.partition(".")[2])(handle_payload)
     return app
 
 

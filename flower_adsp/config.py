@@ -21,6 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 import flower_adsp
 from flower_adsp.devices import DeviceProfile, parse_preset
 from flower_adsp.errors import ConfigError, require, unknown
+from flower_adsp.messages import MOST_BYTES
 from flower_adsp.network import Network
 
 GROUPS = ("strategy", "devices", "task", "network", "plan")
@@ -30,7 +31,7 @@ TRACKING = (
     "wandb", "wandb_project", "wandb_entity", "wandb_run_id", "wandb_sweep_id",
 )  # fmt: skip
 RUN_CONFIG_KEYS = (
-    *GROUPS, "seed", "output", "resume", "initial_model", "overrides",
+    *GROUPS, "seed", "output", "resume", "initial_model", "probe", "overrides",
     *(f"tracking.{key}" for key in TRACKING),
 )  # fmt: skip
 
@@ -72,6 +73,15 @@ class TrainSettings:
     weight_decay: float = 0.0
     device: str = "auto"
     layers: str = "auto"
+
+
+@dataclass
+class ProbeSettings:
+    """How links are measured; as for `flower_adsp.network.probe.measure_link`."""
+
+    seconds: float = 5.0
+    largest_mb: float = 64.0
+    repeats: int = 3
 
 
 @dataclass
@@ -156,6 +166,8 @@ class Config:
     run: RunSettings
     train: TrainSettings
     tracking: TrackingSettings
+    probe: str
+    probing: ProbeSettings
     given: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -242,8 +254,10 @@ def _load(items: tuple[tuple[str, Any], ...]) -> Config:
     train = _typed(TrainSettings, "train", base["train"], overrides)
     tracking = _typed(TrackingSettings, "tracking", base["tracking"], overrides)
     network = _typed(Network, "network", _read_choice("network", names["network"]), overrides)
+    probing = _typed(ProbeSettings, "probe", base["probe"], overrides)
     _check_run(run)
     _check_train(train)
+    _check_probe(probing)
     for key, allowed in _TRACKING_CHOICES.items():
         if getattr(tracking, key) not in allowed:
             raise unknown(f"tracking.{key}", getattr(tracking, key), allowed)
@@ -262,6 +276,8 @@ def _load(items: tuple[tuple[str, Any], ...]) -> Config:
         run=run,
         train=train,
         tracking=tracking,
+        probe=_string(given, "probe", ""),
+        probing=probing,
         given={key: value for key, value in given.items() if key not in ("output", "resume")},
     )
 
@@ -480,3 +496,11 @@ def _check_train(train: TrainSettings) -> None:
         raise unknown("train.device", train.device, ("auto", "cpu", "cuda", "mps"))
     if train.layers not in LAYERS:
         raise unknown("train.layers", train.layers, LAYERS)
+
+
+def _check_probe(probing: ProbeSettings) -> None:
+    most = MOST_BYTES / 1e6
+    require(probing.seconds > 0, "probe.seconds", probing.seconds, "above 0")
+    ok = 0 < probing.largest_mb <= most
+    require(ok, "probe.largest_mb", probing.largest_mb, f"above 0 and at most {most:g}")
+    require(probing.repeats >= 1, "probe.repeats", probing.repeats, "at least 1")

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import time
+from dataclasses import asdict
 from datetime import datetime
 from importlib.util import find_spec
 from logging import INFO, WARNING
@@ -15,11 +16,12 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
+from omegaconf import OmegaConf
 from safetensors.numpy import load_file, save_file
 
 from flower_adsp.arrays import decode, encode
 from flower_adsp.config import Config
-from flower_adsp.errors import ConfigError, require
+from flower_adsp.errors import ConfigError, NodeCountError, require
 from flower_adsp.messages import software_versions
 from flower_adsp.network.slices import WHOLE
 from flower_adsp.sparse.profile import LayerCost, layer_costs
@@ -84,6 +86,50 @@ def run_experiment(grid: Grid, config: Config) -> dict[str, Any]:
             tracker.abandon()
     _write_json(folder / HOST, {"began": began, "seconds": time.time() - began})
     return numbers
+
+
+def run_probe(grid: Grid, config: Config) -> None:
+    """Measure the links of all nodes, and write a device preset with what was found.
+
+    Parameters
+    ----------
+    grid : Grid
+        Flower's way to the nodes.
+    config : Config
+        Settings; ``probe`` is the file.
+
+    Raises
+    ------
+    ConfigError
+        If ``probe`` is no place for a file.
+    NodeCountError
+        If too few nodes answered.
+    """
+    from flower_adsp.strategies.options import LoopOptions
+    from flower_adsp.strategies.probe import describe, probe_links
+
+    path = Path(config.probe).expanduser()
+    ok = path.suffix in (".yaml", ".yml") and path.parent.is_dir()
+    require(ok, "probe", config.probe, "the path of a .yaml file in a folder that exists")
+    run, probing = config.run, config.probing
+    options = LoopOptions(
+        clock="wall",
+        seed=config.seed,
+        min_available_nodes=run.min_available_nodes,
+        node_timeout=run.node_timeout,
+    )
+    found = probe_links(
+        grid, options, run.reply_timeout,
+        probing.seconds, round(probing.largest_mb * 1e6), probing.repeats,
+    )  # fmt: skip
+    if not found:
+        raise NodeCountError("no node answered with a payload; see the warnings above")
+    profiles = [asdict(each.profile) for each in found]
+    source = "Measured by flower-adsp network probe, latencies with Flower's own share:\n"
+    lines = "\n".join(describe(each) for each in found)
+    preset = OmegaConf.create({"source": f"{source}{lines}", "profiles": profiles})
+    OmegaConf.save(preset, path)
+    log(INFO, "Written: %s", path)
 
 
 def _train(

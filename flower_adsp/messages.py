@@ -6,6 +6,7 @@ message type         content
 ``train.commit``     an *assignment*: the model and what to do with it; answered by a
                      *commit*: updates of parameters, values of buffers, and counts
 ``query.capability``  answered by the device's *capability*
+``query.payload``    so many bytes, answered by so many, to be timed
 ``train``            Flower's own; answered with the full model and ``num-examples``
 ``evaluate``         Flower's own; answered with metrics and ``num-examples``
 ===================  ==================================================================
@@ -19,7 +20,7 @@ from typing import Any
 
 import flwr
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common.constant import ErrorCode
 
 from flower_adsp import __version__
@@ -31,6 +32,8 @@ from flower_adsp.sparse.portions import WHOLE, Portion, Slice
 
 TRAIN_COMMIT = "train.commit"
 QUERY_CAPABILITY = "query.capability"
+QUERY_PAYLOAD = "query.payload"
+MOST_BYTES = 256_000_000  # of a payload
 
 ARRAYS = "arrays"
 BUFFERS = "buffers"
@@ -45,6 +48,7 @@ _OVERLAP, _KEEPS, _CONTINUES = "overlap-steps", "keeps-model", "continues"
 _RETURNS, _STATE_OF = "returns-state", "state of "
 _BATCH_SIZE, _UNITS, _RATIOS, _CHANNELS = "batch-size", "units", "ratios", "channels"
 _TRAIN_SECONDS, _CODEC, _SCALES = "train-seconds", "codec", "scales"
+_PAYLOAD, _REPLY_BYTES = "payload", "reply-bytes"
 _SEPARATOR = ":"
 _NO_STEPS, _NO_SECONDS = 0, -1.0
 
@@ -604,6 +608,60 @@ def decode_capability(message: Message) -> Capability:
         if value < least:
             raise RefusedMessage("capability", f"{name} = {value}; it must be at least {least}")
     return capability
+
+
+# ---------------------------------------------------------------------------------------- payloads
+
+
+def encode_payload(node_id: int, payload: bytes, reply_bytes: int) -> Message:
+    """Return the message that brings a payload and asks for one of so many bytes."""
+    content = _payload(payload)
+    content[CONFIG] = ConfigRecord({_REPLY_BYTES: reply_bytes})
+    return Message(content, dst_node_id=node_id, message_type=QUERY_PAYLOAD)
+
+
+def decode_payload_query(message: Message) -> int:
+    """Return how many bytes are asked for.
+
+    Raises
+    ------
+    RefusedMessage
+        If it does not say, or they are too many.
+    """
+    record = _content(message).get(CONFIG)
+    if not isinstance(record, ConfigRecord):
+        raise RefusedMessage("missing-key", f"the message has no ConfigRecord {CONFIG!r}")
+    number = _integer(record, _REPLY_BYTES)
+    if not 0 <= number <= MOST_BYTES:
+        raise RefusedMessage("payload", f"{_REPLY_BYTES} = {number}; allowed are 0 to {MOST_BYTES}")
+    return number
+
+
+def encode_payload_reply(message: Message, payload: bytes) -> Message:
+    """Return the reply that brings a payload."""
+    return Message(_payload(payload), reply_to=message)
+
+
+def check_payload(message: Message, reply_bytes: int) -> None:
+    """Check that a reply brings as many bytes as were asked for.
+
+    Raises
+    ------
+    RefusedMessage
+        If it is an error, or brings others.
+    """
+    record = _content(message).get(ARRAYS)
+    array = record.get(_PAYLOAD) if isinstance(record, ArrayRecord) else None
+    number = 0 if array is None else int(np.prod(array.shape, dtype=np.int64))
+    if number != reply_bytes:
+        raise RefusedMessage("payload", f"{number} bytes came, {reply_bytes} were asked for")
+
+
+def _payload(payload: bytes) -> RecordDict:
+    if not payload:
+        return RecordDict()
+    array = Array(np.frombuffer(payload, dtype=np.uint8))
+    return RecordDict({ARRAYS: ArrayRecord({_PAYLOAD: array})})
 
 
 def is_unknown_to_client(message: Message) -> bool:

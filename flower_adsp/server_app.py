@@ -4,7 +4,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from flower_adsp.config import load_config
-from flower_adsp.experiment import run_experiment
+from flower_adsp.experiment import run_experiment, run_probe
 
 app = ServerApp()
 
@@ -12,4 +12,8 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run what the run config asks for."""
-    run_experiment(grid, load_config(context.run_config))
+    config = load_config(context.run_config)
+    if config.probe:
+        run_probe(grid, config)
+    else:
+        run_experiment(grid, config)
