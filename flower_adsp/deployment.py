@@ -65,15 +65,25 @@ class LocalDeployment(LocalSuperLink):
         with urlopen(f"https://127.0.0.1:{self.port}/health", timeout=1, context=context):
             pass
 
-    def add_node(self, node_config: Mapping[str, Any]) -> "subprocess.Popen[bytes]":
-        """Start a SuperNode with its ``--node-config``; return its process."""
+    def add_node(
+        self, node_config: Mapping[str, Any], port: int | None = None
+    ) -> "subprocess.Popen[bytes]":
+        """Start a SuperNode; return its process.
+
+        Parameters
+        ----------
+        node_config : Mapping[str, Any]
+            Its ``--node-config``.
+        port : int | None (default: None)
+            Where on this machine it finds the SuperLink, if something stands between them.
+        """
         number = len(self._nodes)
         settings = " ".join(
             f'{key}="{value}"' if isinstance(value, str) else f"{key}={value}"
             for key, value in node_config.items()
         )
         command = [
-            "flower-supernode", "--superlink", f"127.0.0.1:{self.port}",
+            "flower-supernode", "--superlink", f"127.0.0.1:{port or self.port}",
             "--port", str(free_ports(1)[0]), "--node-config", settings,
         ]  # fmt: skip
         if self.secure:

@@ -24,7 +24,7 @@ from urllib.request import urlopen
 from flower_adsp.errors import ConfigError, FlowerAdspError
 
 _CONNECTION = "own"
-_LONGEST_RAY_HOME = 40  # Ray makes Unix sockets below it, whose paths have at most 107 characters
+_LONGEST_HOME = 40  # Ray makes Unix sockets below it, whose paths have at most 107 characters
 _START_SECONDS, _STOP_SECONDS = 60.0, 20.0
 
 
@@ -44,104 +44,60 @@ def free_ports(number: int) -> list[int]:
             each.close()
 
 
+def _short_folder() -> Path:
+    """Make a temporary folder, with a short path even where ``TMPDIR`` is long."""
+    folder = Path(tempfile.mkdtemp(prefix="fadsp-"))
+    if len(str(folder)) > _LONGEST_HOME and os.access("/tmp", os.W_OK):
+        folder.rmdir()
+        folder = Path(tempfile.mkdtemp(prefix="fadsp-", dir="/tmp"))
+    return folder
+
+
 def to_toml(settings: Mapping[str, Any]) -> str:
     """Return settings of plain types as lines of TOML; a dot in a key makes a table."""
     return "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items())
 
 
-class LocalSuperLink:
-    """A SuperLink for simulations, with a home folder and ports of its own.
+class SuperLink:
+    """A SuperLink that Flower's commands know by the name of a connection.
 
-    Used as a context manager; leaving it stops the SuperLink and all that it started.
+    Used as a context manager; leaving it removes its temporary files.
+
+    Parameters
+    ----------
+    name : str
+        The connection's, in ``config.toml`` of Flower's home folder.
     """
 
-    mode: tuple[str, ...] = ("--simulation",)
-    security: tuple[str, ...] = ("--insecure",)
-    connection = "insecure = true"
+    is_own = False  # or others, too, may start runs
 
-    def __init__(self) -> None:
-        self._home = Path(tempfile.mkdtemp(prefix="fadsp-"))
-        self.port, control = free_ports(2)
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._others: set[Any] = set()
+        self._home = _short_folder()
         scripts = str(Path(sys.executable).parent)
         self.environment = {
             **os.environ,
             "PATH": os.pathsep.join([scripts, os.environ.get("PATH", "")]),
-            "FLWR_HOME": str(self._home),
-            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
-            "FLWR_TELEMETRY_ENABLED": "0",
-            "RAY_USAGE_STATS_ENABLED": "0",
-            "OMP_NUM_THREADS": "1",
-            "PYTHONUNBUFFERED": "1",
         }
-        if len(str(self._home)) <= _LONGEST_RAY_HOME:
-            self.environment["RAY_TMPDIR"] = str(self._home)
-        self._control = control
         self._runs: list[subprocess.Popen[str]] = []
-        self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
-        """Start the SuperLink and wait until it answers."""
-        (self._home / "config.toml").write_text(
-            f'[superlink]\ndefault = "{_CONNECTION}"\n\n[superlink.{_CONNECTION}]\n'
-            f'address = "127.0.0.1:{self.port}"\n{self.connection}\n',
-            encoding="utf-8",
-        )
-        log_path = self._home / "superlink.log"
-        try:
-            with log_path.open("wb") as log_file:
-                self._process = subprocess.Popen(
-                    self._command(),
-                    env=self.environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log_file,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
-            self._wait_until_healthy(log_path)
-        except BaseException:
-            self.close()
-            raise
+        """Use it as a context manager."""
         return self
 
-    def _command(self) -> list[str]:
-        return [
-            "flower-superlink", *self.security, *self.mode, "--isolation", "subprocess",
-            "--host", "127.0.0.1", "--port", str(self.port),
-            "--control-api-address", f"127.0.0.1:{self._control}",
-            "--disable-runtime-dependency-installation",
-        ]  # fmt: skip
-
     def __exit__(self, *_: object) -> None:
-        """Stop it."""
+        """Stop what it started."""
         self.close()
 
-    def _wait_until_healthy(self, log_path: Path) -> None:
-        assert self._process is not None
-        deadline = time.monotonic() + _START_SECONDS
-        while time.monotonic() < deadline and self._process.poll() is None:
-            try:
-                self._check_health()
-                return
-            except (URLError, OSError):
-                time.sleep(0.1)
-        tail = log_path.read_text(encoding="utf-8", errors="replace")[-2000:]
-        raise RunFailed(f"flower-superlink did not start within {_START_SECONDS:.0f} s:\n{tail}")
-
-    def _check_health(self) -> None:
-        with urlopen(f"http://127.0.0.1:{self.port}/health", timeout=1):
-            pass
-
     def close(self) -> None:
-        """Stop the SuperLink and all processes it started, and remove its home folder."""
+        """Stop showing logs, and remove the temporary files."""
         for run in self._runs:  # which only shows the log
             if run.poll() is None:
                 run.kill()
                 run.communicate()
         self._runs.clear()
-        process, self._process = self._process, None
-        if process is not None:
-            stop(process)
         shutil.rmtree(self._home, ignore_errors=True)
 
     def flwr(self, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -152,55 +108,27 @@ class LocalSuperLink:
 
     def status(self) -> dict[str, Any] | None:
         """Return what ``flwr list`` says of the latest run, or None if there is none."""
-        listed = self.flwr("list", _CONNECTION, "--format", "json")
+        runs = [run for run in self._list() if run.get("run-id") not in self._others]
+        return runs[0] if runs else None
+
+    def _list(self) -> list[dict[str, Any]]:
+        listed = self.flwr("list", self.name, "--format", "json")
         try:
             runs = json.loads(listed.stdout[listed.stdout.index("{") :]).get("runs", [])
         except ValueError:
-            return None
-        return dict(runs[0]) if runs else None
-
-    def run(
-        self,
-        app: Path,
-        run_config: Mapping[str, Any],
-        num_supernodes: int,
-        num_actors: int,
-        quiet: bool = False,
-    ) -> None:
-        """Run an app in simulation, and wait for its end.
-
-        Parameters
-        ----------
-        app : Path
-            Folder of the app's ``pyproject.toml``.
-        run_config : Mapping[str, Any]
-            Values over those of the app's ``[tool.flwr.app.config]``.
-        num_supernodes : int
-            Number of simulated devices.
-        num_actors : int
-            Number of Ray actors, each with one CPU, that take turns in being a device.
-        quiet : bool (default: False)
-            Whether to keep the run's log back unless it fails.
-
-        Raises
-        ------
-        RunFailed
-            If the run did not complete.
-        """
-        federation = (
-            f"num-supernodes={num_supernodes} client-resources-num-cpus=1 "
-            f"init-args-num-cpus={num_actors}"
-        )
-        self.finish(self.start(app, run_config, "--federation-config", federation, quiet=quiet))
+            return []
+        return [dict(run) for run in runs]
 
     def start(
         self, app: Path, run_config: Mapping[str, Any], *more: str, quiet: bool = False
     ) -> "subprocess.Popen[str]":
         """Start a run, and return the process that shows its log."""
+        if not self.is_own:
+            self._others = {run.get("run-id") for run in self._list()}
         config_file = self._home / "run-config.toml"
         config_file.write_text(to_toml(run_config), encoding="utf-8")
         run = subprocess.Popen(
-            ["flwr", "run", str(app), _CONNECTION, "--stream",
+            ["flwr", "run", str(app), self.name, "--stream",
              "--run-config", str(config_file), *more],
             env=self.environment,
             stdin=subprocess.DEVNULL,
@@ -242,7 +170,124 @@ class LocalSuperLink:
     def _stop_run(self) -> None:
         run = self.status()
         if run is not None and not str(run.get("status")).startswith("finished"):
-            self.flwr("stop", str(run["run-id"]), _CONNECTION)
+            self.flwr("stop", str(run["run-id"]), self.name)
+
+
+class LocalSuperLink(SuperLink):
+    """A SuperLink for simulations, with a home folder and ports of its own.
+
+    Used as a context manager; leaving it stops the SuperLink and all that it started.
+    """
+
+    is_own = True
+    mode: tuple[str, ...] = ("--simulation",)
+    security: tuple[str, ...] = ("--insecure",)
+    connection = "insecure = true"
+
+    def __init__(self) -> None:
+        super().__init__(_CONNECTION)
+        self.port, control = free_ports(2)
+        self.environment |= {
+            "FLWR_HOME": str(self._home),
+            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONUNBUFFERED": "1",
+        }
+        if len(str(self._home)) <= _LONGEST_HOME:
+            self.environment["RAY_TMPDIR"] = str(self._home)
+        self._control = control
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        """Start the SuperLink and wait until it answers."""
+        (self._home / "config.toml").write_text(
+            f'[superlink]\ndefault = "{_CONNECTION}"\n\n[superlink.{_CONNECTION}]\n'
+            f'address = "127.0.0.1:{self.port}"\n{self.connection}\n',
+            encoding="utf-8",
+        )
+        log_path = self._home / "superlink.log"
+        try:
+            with log_path.open("wb") as log_file:
+                self._process = subprocess.Popen(
+                    self._command(),
+                    env=self.environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log_file,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            self._wait_until_healthy(log_path)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def _command(self) -> list[str]:
+        return [
+            "flower-superlink", *self.security, *self.mode, "--isolation", "subprocess",
+            "--host", "127.0.0.1", "--port", str(self.port),
+            "--control-api-address", f"127.0.0.1:{self._control}",
+            "--disable-runtime-dependency-installation",
+        ]  # fmt: skip
+
+    def _wait_until_healthy(self, log_path: Path) -> None:
+        assert self._process is not None
+        deadline = time.monotonic() + _START_SECONDS
+        while time.monotonic() < deadline and self._process.poll() is None:
+            try:
+                self._check_health()
+                return
+            except (URLError, OSError):
+                time.sleep(0.1)
+        tail = log_path.read_text(encoding="utf-8", errors="replace")[-2000:]
+        raise RunFailed(f"flower-superlink did not start within {_START_SECONDS:.0f} s:\n{tail}")
+
+    def _check_health(self) -> None:
+        with urlopen(f"http://127.0.0.1:{self.port}/health", timeout=1):
+            pass
+
+    def close(self) -> None:
+        """Stop the SuperLink and all processes it started, and remove its home folder."""
+        process, self._process = self._process, None
+        if process is not None:
+            stop(process)
+        super().close()
+
+    def run(
+        self,
+        app: Path,
+        run_config: Mapping[str, Any],
+        num_supernodes: int,
+        num_actors: int,
+        quiet: bool = False,
+    ) -> None:
+        """Run an app in simulation, and wait for its end.
+
+        Parameters
+        ----------
+        app : Path
+            Folder of the app's ``pyproject.toml``.
+        run_config : Mapping[str, Any]
+            Values over those of the app's ``[tool.flwr.app.config]``.
+        num_supernodes : int
+            Number of simulated devices.
+        num_actors : int
+            Number of Ray actors, each with one CPU, that take turns in being a device.
+        quiet : bool (default: False)
+            Whether to keep the run's log back unless it fails.
+
+        Raises
+        ------
+        RunFailed
+            If the run did not complete.
+        """
+        federation = (
+            f"num-supernodes={num_supernodes} client-resources-num-cpus=1 "
+            f"init-args-num-cpus={num_actors}"
+        )
+        self.finish(self.start(app, run_config, "--federation-config", federation, quiet=quiet))
 
 
 def run_simulation(

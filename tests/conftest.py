@@ -1,5 +1,6 @@
 """Helpers that the tests share."""
 
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,12 @@ TOY = "task.target=tests.toy:build"
 
 
 def running(*marks: str) -> set[tuple[int, str]]:
-    """Return the processes whose command holds one of the marks."""
+    """Return the processes of this environment whose command holds one of the marks."""
+    environment = str(Path(sys.executable).parent.parent)
     return {
         (process.pid, process.arguments)
         for process in processes()
-        if any(mark in process.arguments for mark in marks)
+        if environment in process.arguments and any(mark in process.arguments for mark in marks)
     }
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
@@ -15,7 +16,7 @@ from flower_adsp.config import GROUPS, RUN_CONFIG_KEYS, Config, load_config
 from flower_adsp.errors import ConfigError, FlowerAdspError, unknown
 from flower_adsp.launch import LocalSuperLink, RunFailed, run_simulation
 
-FAILED, WRONG, INTERRUPTED = 1, 2, 130
+FAILED, WRONG, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 _DEFAULT_NODES = 18  # where a preset describes one device, or none
 
 Strategy = Annotated[str, typer.Option(help="A name in conf/strategy, or a YAML file.")]
@@ -37,17 +38,33 @@ NumActors = Annotated[int, typer.Option(min=0, help="Ray actors; 0 takes one for
 App = Annotated[Path, typer.Option(help="Folder of the Flower app.")]
 
 
+class _Terminated(BaseException):
+    """SIGTERM came: what batch systems and ``timeout`` send."""
+
+
 @contextlib.contextmanager
 def exit_codes() -> Iterator[None]:
-    """Say what went wrong, and exit: 1 for a failed run, 2 for wrong input, 130 for Ctrl-C."""
+    """Say what went wrong, and exit.
+
+    With 1 for a failed run, 2 for wrong input, 130 for Ctrl-C, 143 for SIGTERM.
+    """
+
+    def terminate(*_: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough, while all is stopped
+        raise _Terminated
+
+    before = signal.signal(signal.SIGTERM, terminate)
     try:
         yield
     except FlowerAdspError as error:
         typer.secho(f"Error: {error}", fg="red", err=True)
         raise typer.Exit(FAILED if isinstance(error, RunFailed) else WRONG) from None
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, _Terminated) as error:
         typer.secho("Interrupted; what was started has been stopped", fg="red", err=True)
-        raise typer.Exit(INTERRUPTED) from None
+        code = TERMINATED if isinstance(error, _Terminated) else INTERRUPTED
+        raise typer.Exit(code) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def new_folder(output: Path | None, name: str) -> Path:

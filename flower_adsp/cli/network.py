@@ -14,11 +14,6 @@ from flower_adsp.network.collectives import COLLECTIVES, Collective, plan_collec
 network = typer.Typer(help="How commits could travel.", no_args_is_help=True)
 
 
-@network.callback()
-def _of_its_own() -> None:
-    """Have ``plan`` be a command below this one, although there is no other yet."""
-
-
 @network.command("plan")
 def plan_trees(
     devices: common.Devices = "rpi-mixed",
@@ -65,6 +60,55 @@ def plan_trees(
         if output is not None:
             _write(output, plans)
             typer.echo(f"Written: {output / 'collective.json'}")
+
+
+@network.command("probe")
+def probe_links(
+    superlink: Annotated[
+        str, typer.Argument(help="The connection's name in Flower's config.toml, as of flwr run.")
+    ],
+    output: Annotated[
+        Path, typer.Option(help="YAML file for the preset; on the machine of the SuperLink.")
+    ] = Path("links.yaml"),
+    nodes: Annotated[int, typer.Option(min=1, help="How many nodes to wait for.")] = 2,
+    task: common.Task = "mnist-cnn",
+    overrides: common.Overrides = "",
+    app: common.App = Path("."),
+) -> None:
+    """Measure the links between a SuperLink and its SuperNodes, and write a device preset.
+
+    Each node in turn is sent payloads that are timed, and sends some; probe.seconds,
+    probe.largest_mb and probe.repeats say how long. The preset holds what each node says of its
+    speed and memory, too: ``network plan``, ``plan`` and ``run`` take it as their devices.
+
+    Example: flower-adsp network probe edge --nodes 3 --output links.yaml
+    """
+    from flower_adsp.launch import SuperLink
+
+    with common.exit_codes():
+        path = output.absolute()
+        settings = {
+            "devices": "measured",
+            "task": task,
+            "probe": str(path),
+            "overrides": f"run.min_available_nodes={nodes} {overrides}".strip(),
+        }
+        load_config(settings)
+        path.unlink(missing_ok=True)  # one of an earlier probe would hide a failure
+        with SuperLink(superlink) as link:
+            link.finish(link.start(app.absolute(), settings))
+        if path.is_file():
+            profiles = load_config({"devices": str(path)}).devices.profiles
+            common.print_table(
+                ["device", "up Mbit/s", "down Mbit/s", "latency s"],
+                [
+                    [each.name, f"{each.up_mbps:.3g}", f"{each.down_mbps:.3g}",
+                     f"{each.latency_s:.2f}"]
+                    for each, _ in profiles
+                ],
+            )  # fmt: skip
+        else:
+            typer.echo(f"{path} is on the machine of the SuperLink")
 
 
 def _write(folder: Path, plans: dict[str, Collective]) -> None:

@@ -3,7 +3,10 @@
 They take minutes, and are run by ``make test-deploy``.
 """
 
+import contextlib
 import json
+import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +15,7 @@ from typing import Any
 import pytest
 
 import flower_adsp
+from flower_adsp.config import load_config
 from flower_adsp.deployment import LocalDeployment
 from flower_adsp.launch import RunFailed
 from tests.conftest import running
@@ -64,6 +68,61 @@ def commits(records: list[dict[str, Any]]) -> list[int]:
 
 def node(partition: int, slowdown: float) -> dict[str, Any]:
     return {"partition-id": partition, "num-partitions": 4, "slowdown": slowdown}
+
+
+class Throttle:
+    """A port from which bytes pass to another at a rate, each way."""
+
+    def __init__(self, target: int, mbps: float) -> None:
+        self._target = target
+        self._mbps = mbps
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._free = [0.0, 0.0]  # when the link is free again, each way
+        self._lock = threading.Lock()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                node, _ = self._listener.accept()
+                server = socket.create_connection(("127.0.0.1", self._target))
+                for way, pair in enumerate(((node, server), (server, node))):
+                    threading.Thread(target=self._pass, args=(*pair, way), daemon=True).start()
+
+    def _pass(self, sender: socket.socket, receiver: socket.socket, way: int) -> None:
+        with contextlib.suppress(OSError), sender, receiver:
+            while data := sender.recv(65536):
+                with self._lock:
+                    begins = max(self._free[way], time.monotonic())
+                    self._free[way] = begins + len(data) * 8e-6 / self._mbps
+                time.sleep(max(0.0, self._free[way] - time.monotonic()))
+                receiver.sendall(data)
+            receiver.shutdown(socket.SHUT_WR)
+
+
+def test_a_link_is_probed(tmp_path: Path) -> None:
+    with LocalDeployment() as link:
+        throttle = Throttle(link.port, mbps=1.0)
+        try:
+            link.add_node({"partition-id": 0, "num-partitions": 1, "name": "far"}, throttle.port)
+            settings = {
+                "devices": "measured",
+                "task": "digits-mlp",
+                "probe": str(tmp_path / "links.yaml"),
+                "overrides": "run.min_available_nodes=1 probe.seconds=1 probe.repeats=2",
+            }
+            link.finish(link.start(ROOT, settings, quiet=True))
+        finally:
+            throttle.close()
+    ((profile, _),) = load_config({"devices": str(tmp_path / "links.yaml")}).devices.profiles
+    assert profile.name == "far"
+    # A megabyte takes 8 s; Flower looks for work each 3 s.
+    assert 0.5 < profile.up_mbps < 2.0
+    assert 0.5 < profile.down_mbps < 2.0
 
 
 def test_equal_commits_and_nodes_that_die_and_join(tmp_path: Path) -> None:
