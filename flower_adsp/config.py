@@ -121,11 +121,14 @@ class Choice:
         A class or function.
     settings : dict[str, Any]
         Arguments for it.
+    group : str (default: "")
+        The section that sets them, for messages.
     """
 
     name: str
     target: Callable[..., Any]
     settings: dict[str, Any]
+    group: str = ""
 
     @property
     def keeps_time(self) -> bool:
@@ -136,7 +139,13 @@ class Choice:
         """Call the target with its settings, and with those supplied that it takes."""
         takes = inspect.signature(self.target).parameters
         extra = {key: value for key, value in supplied.items() if key in takes}
-        return self.target(**self.settings, **extra)
+        try:
+            return self.target(**self.settings, **extra)
+        except ConfigError as error:
+            key = str(error).partition(" = ")[0]
+            if self.group and key in takes:  # which it knows without its section
+                raise ConfigError(f"{self.group}.{error}") from None
+            raise
 
 
 @dataclass(frozen=True)
@@ -440,7 +449,7 @@ def _choice(group: str, name: str, overrides: dict[str, Any]) -> Choice:
     typed = _typed(_schema(target), group, settings, {group: given})
     for key, value in vars(typed).items():
         require(value != "???", f"{group}.{key}", None, "given: it has no default")
-    return Choice(name, target, vars(typed))
+    return Choice(name, target, vars(typed), group)
 
 
 def _devices(name: str) -> Devices:

@@ -187,6 +187,11 @@ def saved_settings(folder: Path) -> tuple[dict[str, Any], int]:
     ConfigError
         If the folder does not hold a run that can be resumed.
     """
+    if not (folder / CONFIG).is_file():
+        raise ConfigError(
+            f"resume = {str(folder)!r} holds no {CONFIG}; it must be the folder of a run that can "
+            "be resumed"
+        )
     try:
         saved = json.loads((folder / CONFIG).read_text(encoding="utf-8"))["run_config"]
         with (folder / HISTORY).open(encoding="utf-8") as lines:

@@ -1,7 +1,7 @@
 """A layer plan as a table, for the command line."""
 
 from flower_adsp.arrays import decode
-from flower_adsp.config import Config
+from flower_adsp.config import Config, choices
 from flower_adsp.devices import deal
 from flower_adsp.errors import require
 from flower_adsp.sparse.plan import MIB, LayerPlan, LayerPlanner, Member
@@ -36,9 +36,8 @@ def plan_table(config: Config, num_devices: int = 0) -> tuple[list[str], tuple[s
     require(bool(preset), "devices", config.devices.name, "a preset with profiles")
     task = build_task(config)
     planner = config.plan.build(task=task, with_momentum=config.train.momentum > 0)
-    require(
-        isinstance(planner, LayerPlanner), "plan", config.plan.name, "a plan of layers, not none"
-    )
+    plans = ", ".join(name for name in choices("plan") if name != "none")
+    require(isinstance(planner, LayerPlanner), "plan", config.plan.name, f"one of {plans}")
     number = num_devices or sum(count for _, count in preset)
     members = [
         Member(
@@ -52,6 +51,10 @@ def plan_table(config: Config, num_devices: int = 0) -> tuple[list[str], tuple[s
     return _format(planner, plan, members), plan.uncovered
 
 
+def _mib(value: float) -> str:
+    return f"{value:.1f}" if value >= 1 else f"{value:.2g}"
+
+
 def _format(planner: LayerPlanner, plan: LayerPlan, members: list[Member]) -> list[str]:
     units, profile = planner.profiled()
     width = max(len(unit.name) for unit in units) + 2
@@ -59,7 +62,7 @@ def _format(planner: LayerPlanner, plan: LayerPlan, members: list[Member]) -> li
     full = profile.peak_bytes(dict.fromkeys(range(len(units)), 1.0)) / MIB
     size = profile.model_bytes / MIB
     lines = [
-        f"{len(units)} units, {size:.1f} MiB; to train all takes {full:.1f} MiB at the peak",
+        f"{len(units)} units, {_mib(size)} MiB; to train all takes {_mib(full)} MiB at the peak",
         "unit".ljust(width) + "".join(column.rjust(8) for column in columns),
     ]
     for unit in units:
@@ -70,11 +73,11 @@ def _format(planner: LayerPlanner, plan: LayerPlan, members: list[Member]) -> li
     peaks = [plan.workers[member.id].peak_bytes / MIB for member in members]
     shares = [plan.workers[member.id].time_share for member in members]
     for name, values, text in (
-        ("peak, MiB", peaks, "{:.1f}"),
-        ("budget, MiB", [member.memory_mib for member in members], "{:.1f}"),
-        ("step, of full", shares, "{:.0%}"),
+        ("peak, MiB", peaks, _mib),
+        ("budget, MiB", [member.memory_mib for member in members], _mib),
+        ("step, of full", shares, "{:.0%}".format),
     ):
-        lines.append(name.ljust(width) + "".join(text.format(v).rjust(8) for v in values))
+        lines.append(name.ljust(width) + "".join(text(v).rjust(8) for v in values))
     lines.append(
         "not covered: " + ", ".join(plan.uncovered)
         if plan.uncovered

@@ -157,7 +157,7 @@ class Adsp(CommitStrategy):
             self._warn_of_slow_workers()
 
     def least_period(self, worker: Worker) -> float:
-        """Return the seconds between commits below which a worker cannot keep up."""
+        """Return 2·(1/v_i + O_i): with fewer seconds from commit to commit it cannot keep up."""
         return 2 * (1 / worker.speed + worker.overhead_seconds)
 
     def _warn_of_slow_workers(self) -> None:
@@ -169,8 +169,9 @@ class Adsp(CommitStrategy):
         for (name, needed), ids in slow.items():
             log(
                 WARNING,
-                "%s (workers %s) cannot keep up: Γ/r = %.2f s is less than the %.2f s it needs "
-                "from commit to commit; lower the commit rate or raise the check period",
+                "%s (workers %s) cannot keep up: Γ/r = %.2f s from commit to commit is less than "
+                "the %.2f s of two steps and commits; lower strategy.commit_rate (r) or raise "
+                "strategy.check_period (Γ)",
                 name,
                 ", ".join(map(str, ids)),
                 self.check_period / self.rate,

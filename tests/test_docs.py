@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from flower_adsp.cli import common, main
 from flower_adsp.config import RUN_CONFIG_KEYS, load_config
+from flower_adsp.devices import PROFILE_FIELDS
 
 ROOT = Path(__file__).resolve().parent.parent
 GUIDES = sorted((ROOT / "docs" / "how-to").glob("*.md"))
@@ -60,6 +61,11 @@ def test_a_command_of_a_page_is_accepted(
         return {"test": {"loss": 1.0}, "seconds_to_target": None}
 
     monkeypatch.chdir(tmp_path)
+    (path,) = (path for path in PAGES if path.stem == page)
+    for name, content in re.findall(
+        r"```yaml\n# (\S+)\n(.*?)```", path.read_text("utf-8"), re.DOTALL
+    ):
+        (tmp_path / name).write_text(content)
     monkeypatch.setattr(common, "run_simulation", launch)
     words = shlex.split(line)[1:]
     if words[0] == "report":
@@ -68,7 +74,13 @@ def test_a_command_of_a_page_is_accepted(
         asked.clear()
     result = CliRunner().invoke(main, words)
     assert result.exit_code == 0, result.output
-    assert asked or words[0] in ("report", "plan")
+    assert asked or words[0] in ("report", "plan", "devices")
+
+
+def test_the_page_on_devices_names_all_fields() -> None:
+    page = (ROOT / "docs" / "how-to" / "devices.md").read_text("utf-8")
+    for name in (*PROFILE_FIELDS, "count"):
+        assert re.search(rf"^\| .*`{name}`.* \|", page, re.MULTILINE), name
 
 
 def test_the_python_of_the_guides_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

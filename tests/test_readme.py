@@ -22,6 +22,7 @@ from flower_adsp.testing import InProcessGrid
 
 ROOT = Path(flower_adsp.__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+PLAIN = "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1"  # before plain flwr
 COMMANDS = re.findall(r"^\$ (.*)$", README, re.MULTILINE)
 PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
@@ -29,7 +30,7 @@ PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 def test_there_are_the_commands_that_the_tests_below_run() -> None:
     starts = [command.split()[0] for command in COMMANDS]
     ours = ".venv/bin/flower-adsp"
-    assert sorted(set(starts)) == sorted({"make", ours, "flwr", "PYTHONPATH=."})
+    assert sorted(set(starts)) == sorted({"make", ours, "PYTHONPATH=.", PLAIN})
 
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if "flower-adsp run" in c or "ARGS" in c])
@@ -58,7 +59,7 @@ def test_the_options_of_a_command_are_accepted(
 
 
 def test_the_run_config_of_plain_flower_is_accepted() -> None:
-    words = shlex.split(next(command for command in COMMANDS if command.startswith("flwr")))
+    words = shlex.split(next(command for command in COMMANDS if command.startswith(PLAIN)))
     settings = words[words.index("--run-config") + 1]
     parsed = tomllib.loads(re.sub(r'" (?=\w+=)', '"\n', settings))
     assert parsed["task"] == "digits-mlp"

@@ -31,8 +31,8 @@ def list_presets() -> None:
                 f"{heterogeneity(speeds):.2f}",
                 f"{min(speeds):.3g}",
                 f"{max(speeds):.3g}",
-                f"{min(memory):.0f}" if min(memory) == max(memory) else
-                f"{min(memory):.0f} to {max(memory):.0f}",
+                _mib(min(memory)) if min(memory) == max(memory) else
+                f"{_mib(min(memory))} to {_mib(max(memory))}",
             ]
         )  # fmt: skip
     common.print_table(head, rows)
@@ -40,6 +40,10 @@ def list_presets() -> None:
 
 
 _BATCH = 32
+
+
+def _mib(value: float) -> str:
+    return f"{value:.0f}" if value >= 10 else f"{value:.2g}"
 
 
 @devices.command()
@@ -60,7 +64,7 @@ def show(name: str) -> None:
                 f"{profile.up_mbps:g}",
                 f"{profile.down_mbps:g}",
                 f"{profile.latency_s:g}",
-                f"{profile.memory_mib:.0f}",
+                _mib(profile.memory_mib),
                 f"{profile.jitter:g}",
                 f"{profile.available_s:g}",
                 f"{profile.away_s:g}",

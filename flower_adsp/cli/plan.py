@@ -10,6 +10,10 @@ from flower_adsp.plan_table import plan_table
 
 
 def plan(
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Settings, such as plan.channels=true."),
+    ] = None,
     task: common.Task = "mobilenetv2",
     devices: common.Devices = "dsparse-seven",
     layer_plan: Annotated[str, typer.Option("--plan", help="A name in conf/plan.")] = "dsparse",
@@ -21,9 +25,9 @@ def plan(
 
     Exits with 0 if every layer is trained by some device, 1 if not, 2 when the settings are wrong.
 
-    Example: flower-adsp plan --task mobilenetv2 --devices dsparse-seven
+    Example: flower-adsp plan --task mobilenetv2 --devices dsparse-seven plan.channels=true
     """
-    settings = {
+    run_config = {
         "task": task,
         "devices": devices,
         "plan": layer_plan,
@@ -31,7 +35,9 @@ def plan(
         "overrides": overrides,
     }
     with common.exit_codes():
-        lines, uncovered = plan_table(load_config(settings), num_supernodes)
+        config = load_config(common.with_settings(run_config, settings or []))
+        typer.echo("Profiling the model, layer by layer", err=True)
+        lines, uncovered = plan_table(config, num_supernodes)
         for line in lines:
             typer.echo(line)
     if uncovered:

@@ -169,6 +169,8 @@ def read_run(folder: Path) -> Run:
     UnreadableRun
         If there is no history, or one that is damaged other than at its end.
     """
+    if not folder.is_dir():
+        raise UnreadableRun(f"there is no folder {folder}")
     history = folder / HISTORY
     if not history.is_file():
         raise UnreadableRun(

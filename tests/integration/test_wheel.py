@@ -1,9 +1,15 @@
 """The wheel in an environment of its own, away from the checkout, under a user's own app."""
 
+import contextlib
+import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
+import tempfile
+import time
 import venv
 from importlib.metadata import version
 from pathlib import Path
@@ -11,18 +17,10 @@ from pathlib import Path
 import pytest
 
 import flower_adsp
+from flower_adsp.launch import free_ports, processes
 
 ROOT = Path(flower_adsp.__file__).resolve().parent.parent
-PROGRAM = """
-import sys
-from pathlib import Path
-import flower_adsp
-from flower_adsp.launch import LocalSuperLink
-
-print("from", Path(flower_adsp.__file__).parent)
-with LocalSuperLink() as link:
-    link.run(Path(sys.argv[1]), {"num-rounds": 2}, 3, 1)
-"""
+README = ROOT / "examples" / "bring_your_own" / "README.md"
 
 
 def pip(*words: str, python: str = sys.executable) -> None:
@@ -33,6 +31,18 @@ def pip(*words: str, python: str = sys.executable) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def stop_all(environment: str) -> None:
+    """Stop the local SuperLink that plain ``flwr run`` leaves behind, and what it started."""
+    own = [process.pid for process in processes() if environment in process.arguments]
+    for pid in own:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+    deadline = time.monotonic() + 20
+    while any(environment in process.arguments for process in processes()):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
 
 
 @pytest.mark.timeout(600)
@@ -49,17 +59,34 @@ def test_the_wheel_serves_an_app_of_a_user_s_own(tmp_path: Path) -> None:
     (packages / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
     app = tmp_path / "app"
     shutil.copytree(ROOT / "examples" / "bring_your_own", app)
-    done = subprocess.run(
-        [python, "-c", PROGRAM, str(app)],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-        env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
+    where = "import flower_adsp; print(flower_adsp.__file__)"
+    found = subprocess.run(
+        [python, "-c", where], cwd=tmp_path, capture_output=True, text=True, check=True
     )
+    assert found.stdout.strip() == str(packages / "flower_adsp" / "__init__.py")
+    (command,) = re.findall(r"^\$ (.*flwr run.*)$", README.read_text("utf-8"), re.MULTILINE)
+    http, control = free_ports(2)
+    with tempfile.TemporaryDirectory(dir="/tmp") as home:
+        try:
+            done = subprocess.run(
+                ["/bin/sh", "-c", command],
+                cwd=app,
+                capture_output=True,
+                text=True,
+                check=False,
+                env={
+                    "PATH": f"{tmp_path / 'venv' / 'bin'}:/usr/bin:/bin",
+                    "HOME": home,
+                    "FLWR_HOME": home,
+                    "RAY_TMPDIR": home,
+                    "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(http),
+                    "FLWR_LOCAL_CONTROL_API_PORT": str(control),
+                },
+            )
+        finally:
+            stop_all(str(tmp_path / "venv"))
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"from {packages / 'flower_adsp'}" in done.stdout
-    assert "accuracy 0." in done.stdout
+    assert "accuracy 0." in done.stdout, done.stdout + done.stderr
     for part in ("strategies/adsp.py", "clients/register.py", "conf/sweep/strategies.yaml"):
         assert (packages / "flower_adsp" / part).is_file()
     assert not (packages / "strategies").exists()
