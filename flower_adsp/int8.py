@@ -101,7 +101,9 @@ def _wide(x: Tensor) -> torch.dtype:
 def _conv2d(layer: nn.Conv2d, x: Tensor) -> Tensor:
     kind = _wide(x)
     bias = None if layer.bias is None else layer.bias.to(kind)
-    return layer._conv_forward(quantise(x).to(kind), quantise(layer.weight).to(kind), bias)
+    weight = quantise(layer.weight).to(kind)
+    output: Tensor = layer._conv_forward(quantise(x).to(kind), weight, bias)
+    return output
 
 
 def _linear(layer: nn.Linear, x: Tensor) -> Tensor:
