@@ -113,7 +113,7 @@ def _linear(layer: nn.Linear, x: Tensor) -> Tensor:
 
 
 _FORWARDS: dict[type[nn.Module], Forward] = {nn.Conv2d: _conv2d, nn.Linear: _linear}
-_STAY_FLOAT = (_NormBase, nn.LayerNorm, nn.GroupNorm)
+_STAY_FLOAT = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 def check_layers(model: nn.Module) -> None:

@@ -170,15 +170,13 @@ class Socflow(CommitStrategy):
         self, num_groups: int | None, mixed_precision: bool, validation: Validation | None
     ) -> None:
         """See that what is measured at the server can be."""
-        for key, value, is_asked_for in (
-            ("mixed_precision", mixed_precision, mixed_precision),
-            ("num_groups", num_groups, num_groups is None),
+        for key, value, is_asked_for, instead in (
+            ("mixed_precision", mixed_precision, mixed_precision, "false"),
+            ("num_groups", num_groups, num_groups is None, "a number"),
         ):
             if is_asked_for:
-                planner = self.loop.planner
-                allowed = "something else with a layer plan"
-                require(planner is None, key, value, allowed)
-                allowed = "something else without `validation`, the server's data to measure on"
+                require(self.loop.planner is None, key, value, f"{instead} with a layer plan")
+                allowed = f"{instead} without `validation`, the server's data to measure on"
                 require(validation is not None, key, value, allowed)
         if validation is not None and mixed_precision:
             validation.check_int8()

@@ -93,6 +93,10 @@ def test_it_is_reproducible_and_not_training_as_ever() -> None:
         assert np.abs(array - plain.update[name]).max() < 0.1, name
 
 
+def test_memory_true_layers_give_the_same() -> None:
+    assert_same(trained(0.4, "train.layers=memory-true"), trained(0.4))
+
+
 def test_a_step_by_hand() -> None:
     """Of 8 examples 3 are trained in FP32, 5 in INT8, from the same model; then both are merged."""
     share, rate = 0.4, 0.1

@@ -460,8 +460,11 @@ def test_one_that_is_away_at_the_end_of_a_trial_brings_nothing_from_it(
         ({"mapping": "best"}, "mapping"),
         ({"mixed_precision": True}, "mixed_precision = True .* without `validation`"),
         ({"num_groups": None}, "num_groups = None .* without `validation`"),
-        ({"mixed_precision": True, **WITH_PLAN}, "mixed_precision = True .* with a layer plan"),
-        ({"num_groups": None, **WITH_PLAN}, "num_groups = None .* with a layer plan"),
+        (
+            {"mixed_precision": True, **WITH_PLAN},
+            "mixed_precision = True .* false with a layer plan",
+        ),
+        ({"num_groups": None, **WITH_PLAN}, "num_groups = None .* a number with a layer plan"),
         ({"mixed_precision": True, "validation": Validation(MnistLstm(0))}, "layer 'lstm'"),
     ],
 )
