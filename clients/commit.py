@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from flower_adsp.clients.device import Device, Own, device_of
+from flower_adsp.clients.mixed_precision import mixed_step
 from flower_adsp.clients.portions import committed_buffers, trainable
 from flower_adsp.clients.training import Trained, make_optimizer, train
 from flwr.app import Array, ArrayRecord, Context, Message
@@ -63,8 +64,10 @@ def handle_commit(message: Message, context: Context, own: Own | None = None) ->
     with torch.no_grad():
         for name, distance in moved.items():
             trained[name].add_(distance)
-    size = assignment.batch_size
-    done = train(device, model, optimizer, first, steps, assignment.seconds, batch_size=size)
+    size, mixed = assignment.batch_size, mixed_step(device, model, optimizer, assignment)
+    done = train(
+        device, model, optimizer, first, steps, assignment.seconds, batch_size=size, take_step=mixed
+    )
     if before is not None:
         done = before.then(done)
     write_slices(model)

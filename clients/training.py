@@ -10,6 +10,9 @@ from torch import Tensor, nn
 
 from flower_adsp.seeding import integer_seed
 from flower_adsp.sgd import Sgd
+from flower_adsp.tasks.batches import Batch
+
+TakeStep = Callable[[Batch, int], float]
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,7 @@ def train(
     seconds: float | None = None,
     penalty: Callable[[nn.Module], Tensor] | None = None,
     batch_size: int | None = None,
+    take_step: TakeStep | None = None,
 ) -> Trained:
     """Train a model in place.
 
@@ -68,6 +72,9 @@ def train(
         A term added to the loss, such as FedProx's.
     batch_size : int | None (default: None)
         Examples in a mini-batch; None for the task's.
+    take_step : TakeStep | None (default: None)
+        Takes a step in another way, without the penalty: it gets the mini-batch and the number of
+        the step, and returns the loss.
 
     Returns
     -------
@@ -85,17 +92,32 @@ def train(
         step = first_step + len(losses)
         _seed(accelerator, integer_seed(device.config.seed, device.partition_id, "step", step))
         batch = [tensor.to(accelerator) for tensor in device.train.batch(step, batch_size)]
-        optimizer.zero_grad()
-        loss = device.task.loss(model, batch)
-        objective = loss if penalty is None else loss + penalty(model)
-        objective.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        losses.append(loss.item())
+        losses.append(
+            sgd_step(device, model, optimizer, batch, penalty)
+            if take_step is None
+            else take_step(batch, step)
+        )
         if slowdown > 1:
             time.sleep((slowdown - 1) * (time.monotonic() - began))
         elapsed = time.monotonic() - started
         if len(losses) >= steps if steps is not None else elapsed >= (seconds or 0.0):
             return Trained(len(losses), elapsed, sum(losses) / len(losses))
+
+
+def sgd_step(
+    device: Device,
+    model: nn.Module,
+    optimizer: Sgd,
+    batch: Batch,
+    penalty: Callable[[nn.Module], Tensor] | None = None,
+) -> float:
+    """Take one step on a mini-batch; return its loss, without the penalty."""
+    optimizer.zero_grad()
+    loss = device.task.loss(model, batch)
+    objective = loss if penalty is None else loss + penalty(model)
+    objective.backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+    return loss.item()
 
 
 def _seed(accelerator: torch.device, seed: int) -> None:

@@ -44,6 +44,9 @@ class DeviceProfile:
         on with when it is back. With `away_s` = 0 it is always there.
     site : str (default: "")
         Where it stands, with others that share the site's uplink; empty for a link of its own.
+    npu_speedup : float | None (default: None)
+        How many times as many examples a second it trains in INT8 on an NPU as in FP32; None has
+        no NPU. It is of modelled hardware, for virtual time: INT8 is emulated here.
     """
 
     name: str = "device"
@@ -56,14 +59,17 @@ class DeviceProfile:
     available_s: float = 0.0
     away_s: float = 0.0
     site: str = ""
+    npu_speedup: float | None = None
 
     def __post_init__(self) -> None:
         """Check the fields."""
         for key in TEXT_FIELDS:
             value = getattr(self, key)
             require(isinstance(value, str), f"{key} of device {self.name!r}", value, "a text")
-        for key in ("seconds_per_sample", "up_mbps", "down_mbps", "memory_mib"):
+        for key in ("seconds_per_sample", "up_mbps", "down_mbps", "memory_mib", "npu_speedup"):
             value = getattr(self, key)
+            if value is None and key in OPTIONAL_FIELDS:
+                continue
             ok = isinstance(value, int | float) and isfinite(value) and value > 0
             require(ok, f"{key} of device {self.name!r}", value, "a number above 0")
         for key in ("latency_s", "jitter", "available_s", "away_s"):
@@ -137,6 +143,7 @@ class Presence:
 ALWAYS = Presence(0, 0)
 PROFILE_FIELDS = tuple(field.name for field in fields(DeviceProfile))
 TEXT_FIELDS = ("name", "site")
+OPTIONAL_FIELDS = ("npu_speedup",)
 
 
 def deal(profiles: Sequence[tuple[DeviceProfile, int]], num_devices: int) -> list[DeviceProfile]:

@@ -28,6 +28,7 @@ from flower_adsp.sparse.profile import LayerCost, layer_costs
 from flower_adsp.tasks.base import Task
 from flower_adsp.tasks.batches import first_batch
 from flower_adsp.tasks.build import build_task
+from flower_adsp.tasks.validation import Validation
 from flower_adsp.tracking.files import CHECKPOINT, CONFIG, HISTORY, HOST, MODEL, SUMMARY
 from flower_adsp.tracking.history import History
 from flower_adsp.tracking.progress import Progress
@@ -269,7 +270,10 @@ def _build_strategy(
         failures_before_rest=run.failures_before_rest,
         norm_limit=run.norm_limit,
     )
-    strategy = config.strategy.build(loop=loop)
+    if config.strategy.settings.get("mixed_precision"):
+        momentum = config.train.momentum
+        require(momentum == 0, "train.momentum", momentum, "0 with strategy.mixed_precision")
+    strategy = config.strategy.build(loop=loop, validation=Validation(task))
     require(
         planner is None or config.strategy.keeps_time,
         "plan",

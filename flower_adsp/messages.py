@@ -26,7 +26,7 @@ from flwr.common.constant import ErrorCode
 from flower_adsp import __version__
 from flower_adsp.arrays import Weights, decode, encode, is_averaged, is_buffer_name, is_finite
 from flower_adsp.codec import AS_IT_IS, CODECS, restore, type_of
-from flower_adsp.devices import PROFILE_FIELDS, TEXT_FIELDS, DeviceProfile
+from flower_adsp.devices import OPTIONAL_FIELDS, PROFILE_FIELDS, TEXT_FIELDS, DeviceProfile
 from flower_adsp.errors import ConfigError, RefusedMessage
 from flower_adsp.sparse.portions import WHOLE, Portion, Slice
 
@@ -49,6 +49,7 @@ _RETURNS, _STATE_OF = "returns-state", "state of "
 _BATCH_SIZE, _UNITS, _RATIOS, _CHANNELS = "batch-size", "units", "ratios", "channels"
 _TRAIN_SECONDS, _CODEC, _SCALES = "train-seconds", "codec", "scales"
 _PAYLOAD, _REPLY_BYTES = "payload", "reply-bytes"
+_FP32_SHARE = "fp32-share"
 _SEPARATOR = ":"
 _NO_STEPS, _NO_SECONDS = 0, -1.0
 
@@ -106,6 +107,9 @@ class Assignment:
         the server can save it.
     codec : str (default: "float32")
         What the update is to travel as.
+    fp32_share : float | None (default: None)
+        The part of each mini-batch to train in FP32, above 0 and at most 1, the rest in INT8; None
+        for training as ever.
     """
 
     id: int
@@ -121,6 +125,7 @@ class Assignment:
     portions: Mapping[str, Portion] | None = None
     returns_state: bool = False
     codec: str = AS_IT_IS
+    fp32_share: float | None = None
 
     def __post_init__(self) -> None:
         """Check that exactly one kind of end is given."""
@@ -128,6 +133,8 @@ class Assignment:
             raise ValueError("an assignment takes either steps or seconds")
         if not 0 <= self.overlap_steps < (self.steps or 1):
             raise ValueError("overlap_steps must be at least 0 and below the number of steps")
+        if self.fp32_share is not None and not 0 < self.fp32_share <= 1:
+            raise ValueError("fp32_share must be above 0 and at most 1")
 
     def to_record(self) -> ConfigRecord:
         """Return the record that travels; the channels of its portions travel beside it."""
@@ -150,6 +157,8 @@ class Assignment:
         if self.portions is not None:
             record[_UNITS] = list(self.portions)
             record[_RATIOS] = [portion.ratio for portion in self.portions.values()]
+        if self.fp32_share is not None:
+            record[_FP32_SHARE] = self.fp32_share
         return record
 
     def channels_record(self) -> ArrayRecord | None:
@@ -185,6 +194,9 @@ class Assignment:
         codec = _text(record, _CODEC)
         if codec not in CODECS:
             raise RefusedMessage("assignment", f"{_CODEC} = {codec!r}; known are {CODECS}")
+        share = _number(record, _FP32_SHARE) if _FP32_SHARE in record else None
+        if share is not None and not 0 < share <= 1:
+            raise RefusedMessage("assignment", f"{_FP32_SHARE} = {share}")
         return cls(
             id=_integer(record, _ID),
             version=_integer(record, _VERSION),
@@ -199,6 +211,7 @@ class Assignment:
             portions=_portions(record, channels or {}),
             returns_state=bool(_get(record, _RETURNS)),
             codec=codec,
+            fp32_share=share,
         )
 
 
@@ -558,7 +571,7 @@ def encode_capability(message: Message, capability: Capability) -> Message:
         }
     )
     for key, value in asdict(capability.profile).items():
-        if value != "":  # which Flower cannot count the bytes of
+        if value not in ("", None):  # of which Flower cannot count the bytes
             record[f"profile.{key}"] = value
     for key, value in capability.versions.items():
         record[f"version.{key}"] = value
@@ -580,10 +593,8 @@ def decode_capability(message: Message) -> Capability:
     settings: dict[str, Any] = {}
     for key in PROFILE_FIELDS:
         full = f"profile.{key}"
-        if key not in TEXT_FIELDS:
-            settings[key] = _number(record, full)
-        elif full in record:
-            settings[key] = _text(record, full)
+        if full in record or key not in (*TEXT_FIELDS, *OPTIONAL_FIELDS):
+            settings[key] = (_text if key in TEXT_FIELDS else _number)(record, full)
     try:
         profile = DeviceProfile(**settings)
     except ConfigError as error:

@@ -38,6 +38,7 @@ from flower_adsp.messages import (
     encode_stock_assignment,
 )
 from flower_adsp.network.collectives import RING, STAR
+from flower_adsp.precision import time_share
 from flower_adsp.seeding import stream
 from flower_adsp.sparse.plan import LayerPlanner, Member
 
@@ -590,12 +591,15 @@ class EventLoop:
             portions=None if worker.plan is None else worker.plan.portions,
             returns_state=self.options.checkpoint is not None and is_virtual,
             codec=self.options.network.codec,
+            fp32_share=work.fp32_share,
         )
         flight = Flight(assignment, work, self.state.now, plan=worker.plan)
         if is_virtual:
             jitter = stream(self.options.seed, worker.id, "jitter", number)
             batch_size = work.batch_size or worker.batch_size
             seconds = worker.profile.step_seconds(batch_size, jitter) * worker.step_share
+            if work.fp32_share is not None and worker.profile.npu_speedup is not None:
+                seconds *= time_share(work.fp32_share, worker.profile.npu_speedup)
             flight.step = max(1, _microseconds(seconds))
         return flight
 

@@ -29,7 +29,8 @@ class Work:
 
     With `overlaps` it has gone on training while its last commit and the model travelled, and
     does so after this one. In virtual time, one that `keeps` its model may go on from it, where the
-    next work does not pull the server's (`pulls`). `batch_size` is None for the task's.
+    next work does not pull the server's (`pulls`). `batch_size` is None for the task's. With an
+    `fp32_share`, so much of each mini-batch is trained in FP32, the rest in INT8 on an NPU.
     """
 
     steps: int | None = None
@@ -38,6 +39,7 @@ class Work:
     keeps: bool = False
     pulls: bool = True
     batch_size: int | None = None
+    fp32_share: float | None = None
 
 
 @dataclass

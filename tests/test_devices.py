@@ -59,6 +59,16 @@ def test_a_profile_refuses_what_is_not_above_zero(field: str, value: object) -> 
         DeviceProfile(**{field: value})  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("value", [0, -3.9, float("inf"), "fast"])
+def test_an_npu_is_faster_by_a_number_or_there_is_none(value: object) -> None:
+    with pytest.raises(ConfigError, match=r"npu_speedup of device .* = .*above 0"):
+        DeviceProfile(npu_speedup=value)  # type: ignore[arg-type]
+    assert DeviceProfile().npu_speedup is None
+    ((profile, _),) = parse_preset("p", [{"name": "x", "npu_speedup": 3.9}])
+    assert profile.npu_speedup == 3.9
+    assert with_overrides(profile, {"npu-speedup": 2}).npu_speedup == 2.0
+
+
 @pytest.mark.parametrize("field", ["latency_s", "jitter"])
 def test_a_profile_refuses_negative_latency_and_jitter(field: str) -> None:
     with pytest.raises(ConfigError, match=rf"{field} of device .* at least 0"):

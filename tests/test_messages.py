@@ -83,6 +83,25 @@ def test_assignments_survive_the_journey(
     assert message.metadata.message_type == "train.commit"
 
 
+@pytest.mark.parametrize("share", [None, 0.4, 1.0])
+def test_the_share_in_fp32_travels_if_there_is_one(share: float | None) -> None:
+    assignment = replace(ASSIGNMENT, fp32_share=share)
+    message = encode_assignment(11, encode(MODEL), assignment)
+    assert ("fp32-share" in message.content["config"]) == (share is not None)
+    assert decode_assignment(message)[0] == assignment
+
+
+@pytest.mark.parametrize("share", [0.0, -0.5, 1.5, float("nan"), "half", True])
+def test_a_share_in_fp32_out_of_range_is_refused(share: Any) -> None:
+    message = encode_assignment(11, encode(MODEL), ASSIGNMENT)
+    message.content["config"]["fp32-share"] = share
+    with pytest.raises(RefusedMessage, match="fp32-share = "):
+        decode_assignment(message)
+    if not isinstance(share, str | bool):
+        with pytest.raises(ValueError, match="fp32_share must be above 0"):
+            replace(ASSIGNMENT, fp32_share=share)
+
+
 def test_an_assignment_ends_in_one_way() -> None:
     with pytest.raises(ValueError, match="either steps or seconds"):
         Assignment(0, 0, 0, 0.1)
@@ -218,6 +237,8 @@ CAPABILITY = Capability(2, 5, 100, 32, DeviceProfile("pi", 0.5), {"flwr": "1.42.
 def test_capabilities_survive_the_journey() -> None:
     back = decode_capability(encode_capability(encode_capability_query(11), CAPABILITY))
     assert back == CAPABILITY
+    with_npu = replace(CAPABILITY, profile=DeviceProfile("soc", npu_speedup=3.9))
+    assert decode_capability(encode_capability(encode_capability_query(11), with_npu)) == with_npu
 
 
 @pytest.mark.parametrize(
@@ -230,6 +251,8 @@ def test_capabilities_survive_the_journey() -> None:
         ("profile.seconds_per_sample", 0.0, "capability"),
         ("profile.name", 3, "type"),
         ("profile.up_mbps", "fast", "type"),
+        ("profile.npu_speedup", "fast", "type"),
+        ("profile.npu_speedup", 0.0, "capability"),
     ],
 )
 def test_a_wrong_capability_is_refused(key: str, value: Any, kind: str) -> None:

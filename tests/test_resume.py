@@ -20,6 +20,7 @@ FILES = ("history.jsonl", "summary.json", "model.safetensors")
 BASE = "run.num_rounds=5 run.evaluate_every=7 train.learning_rate=0.05"
 SHORT = "strategy.check_period=20"
 RINGS = "run.num_rounds=4 strategy.num_groups=2 strategy.interval=0.25 network.collective=ring"
+MIXED = "strategy.mixed_precision=true"
 CASES = {
     "adsp": (SHORT, {}),
     "adsp, jitter and momentum": (
@@ -43,6 +44,14 @@ CASES = {
     "fedbuff": (f"{SHORT} strategy.buffer_size=3", {}),
     "fedcompass": (SHORT, {}),
     "socflow": ("run.num_rounds=4 strategy.num_groups=2 strategy.rebalances=true", {}),
+    "socflow, mixed precision": (
+        f"run.num_rounds=5 strategy.num_groups=2 strategy.rebalances=true {MIXED}",
+        {"devices": "soc-cluster"},
+    ),
+    "socflow, number of groups tried": (
+        f"{RINGS} strategy.num_groups=null {MIXED}",
+        {"devices": "soc-cluster"},
+    ),
     "socflow, rings in turn": (
         f"{RINGS} network.site_up_mbps=0.3 network.site_down_mbps=0.3",
         {"devices": "coming-and-going"},

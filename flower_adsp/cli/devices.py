@@ -55,7 +55,7 @@ def show(name: str) -> None:
         if not chosen.profiles:
             return
         head = ["device", "count", "s/sample", "up Mb/s", "down Mb/s", "latency s", "memory MiB",
-                "jitter", "there s", "away s"]  # fmt: skip
+                "jitter", "there s", "away s", "NPU x"]  # fmt: skip
         rows = [
             [
                 profile.name,
@@ -68,6 +68,7 @@ def show(name: str) -> None:
                 f"{profile.jitter:g}",
                 f"{profile.available_s:g}",
                 f"{profile.away_s:g}",
+                "" if profile.npu_speedup is None else f"{profile.npu_speedup:g}",
             ]
             for profile, count in chosen.profiles
         ]

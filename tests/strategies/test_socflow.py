@@ -1,5 +1,10 @@
 """SoCFlow: its schedule, its groups, and what they come to where they are one or all."""
 
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from math import exp
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,14 +13,21 @@ from flower_adsp.strategies import Bsp, LoopOptions, Socflow
 from flower_adsp.strategies.socflow import interval_at
 from flwr.app import ArrayRecord, ConfigRecord
 
+from flower_adsp.arrays import decode
 from flower_adsp.client_app import app
 from flower_adsp.errors import ConfigError
 from flower_adsp.network import Network
+from flower_adsp.sparse.plan import LayerPlanner
 from flower_adsp.tasks.images import DigitsMlp
+from flower_adsp.tasks.sequences import MnistLstm
+from flower_adsp.tasks.validation import Validation
 from flower_adsp.testing import InProcessGrid
 from tests.conftest import Recorder, run_toy, toy_grid, weight
 
 # For a model of 8 bytes: 1 s either way.
+WITH_PLAN = {
+    "plan": LayerPlanner(task=DigitsMlp(0)), "validation": Validation(DigitsMlp(0))
+}  # fmt: skip
 LINK = {"seconds_per_sample": 1.0, "latency_s": 0.0, "up_mbps": 64e-6, "down_mbps": 64e-6}
 
 
@@ -201,6 +213,244 @@ def test_one_that_joins_comes_into_the_smallest_group_of_its_site() -> None:
     assert strategy.groups == [[0, 1], [2, 3]]
 
 
+# --------------------------------------------------------------------------------- mixed precision
+
+
+def digits(
+    rounds: int,
+    devices: list[dict[str, Any]],
+    overrides: str = "",
+    lr: float = 0.2,
+    loop: LoopOptions | None = None,
+    task: Any = None,
+    **options: Any,
+) -> tuple[Any, Recorder, Socflow]:
+    """Run on digits, with one group and an interval of an epoch unless told otherwise."""
+    recorder = Recorder()
+    task = task or DigitsMlp(0)
+    loop = loop or LoopOptions(network=Network(overhead_s=1.0))
+    loop = replace(loop, callbacks=[recorder])
+    settings = {"num_groups": 1, "interval": 1.0, "validation": Validation(task), **options}
+    strategy = Socflow(**settings, loop=loop)
+    config = {"task": "digits-mlp", "devices": "uniform", "overrides": overrides}
+    with InProcessGrid(app, len(devices), config, node_configs=devices) as grid:
+        result = strategy.start(
+            grid,
+            ArrayRecord(task.build_model().state_dict()),
+            num_rounds=rounds,
+            train_config=ConfigRecord({"lr": lr}),
+        )
+    return result, recorder, strategy
+
+
+def bits(result: Any) -> dict[str, bytes]:
+    return {name: array.numpy().tobytes() for name, array in result.arrays.items()}
+
+
+def accuracy(result: Any) -> float:
+    task = DigitsMlp(0)
+    model = task.build_model()
+    model.load_state_dict(result.arrays.to_torch_state_dict())
+    return task.metrics(model, task.held_out_data("test"))["accuracy"]
+
+
+SOC = {"seconds_per_sample": 0.0625, "npu_speedup": 3.0}  # a step of 16 examples takes 1 s
+
+
+def test_mixed_precision_learns_as_fp32_does_and_is_reproducible() -> None:
+    options = {"devices": [SOC] * 2, "num_groups": 2, "lr": 0.5}
+    (fp32, before, _), (mixed, after, _), (again, _, _) = (
+        digits(5, mixed_precision=is_mixed, **options) for is_mixed in (False, True, True)
+    )
+    assert bits(mixed) == bits(again)
+    assert bits(mixed) != bits(fp32)
+    assert accuracy(mixed) > 0.8
+    assert abs(accuracy(mixed) - accuracy(fp32)) < 0.05
+    assert after.of("checkpoint")[-1]["t"] < 0.8 * before.of("checkpoint")[-1]["t"]
+
+
+@pytest.mark.parametrize(
+    ("speedup", "share"),
+    [(3.0, None), (0.25, 0.8), (None, 1.0)],
+)
+def test_a_step_takes_the_longer_of_both_parts(speedup: float | None, share: float | None) -> None:
+    """Of a speed-up of 3, e^−α in FP32 and the rest at 3 times the speed; of 1/4, 4/5 and 1/5."""
+    device = {"seconds_per_sample": 0.0625}
+    if speedup is not None:
+        device["npu_speedup"] = speedup
+    _, recorder, _ = digits(1, [device] * 2, mixed_precision=True)
+    first, *_ = recorder.of("commit")
+    alpha = Validation(DigitsMlp(0)).similarity(initial_weights())
+    gamma = exp(-alpha) if share is None else share
+    assert gamma >= exp(-1)
+    expected = max(gamma, (1 - gamma) / (speedup or 1.0))
+    assert first["trained"] - first["started"] == pytest.approx(expected, abs=1e-6)
+    if share is None:
+        assert 0.36 < expected < 0.38
+
+
+def initial_weights() -> Any:
+    return decode(ArrayRecord(DigitsMlp(0).build_model().state_dict()))
+
+
+def test_devices_without_an_npu_train_as_ever() -> None:
+    devices = [{"seconds_per_sample": 0.0625}] * 3
+    plain, before, _ = digits(2, devices)
+    mixed, after, _ = digits(2, devices, mixed_precision=True)
+    assert bits(plain) == bits(mixed)
+    assert [r["t"] for r in before.of("commit")] == [r["t"] for r in after.of("commit")]
+    assert after.of("checkpoint")[-1]["fp32_share"] == 1.0
+
+
+def test_alpha_is_measured_before_each_epoch_of_each_group() -> None:
+    """Groups that are averaged each two epochs measure their own model in between."""
+    measured: list[float] = []
+
+    class Watched(Validation):
+        def similarity(self, weights: Any) -> float:
+            measured.append(super().similarity(weights))
+            return measured[-1]
+
+    options = {"devices": [SOC] * 2, "num_groups": 2, "mixed_precision": True}
+    validation = Watched(DigitsMlp(0))
+    _, recorder, strategy = digits(2, interval=2.0, validation=validation, **options)
+    # At first; before the second epoch of each; after averaging; twice; after averaging.
+    assert len(measured) == 1 + 2 + 1 + 2 + 1
+    assert measured[1] != measured[2]
+    last = recorder.of("checkpoint")[-1]
+    assert last["alpha"] == measured[-1]
+    assert last["fp32_share"] == pytest.approx(exp(-measured[-1]))
+    assert strategy.describe()["mixed_precision"] is True
+    measured.clear()
+    digits(4, interval=0.25, validation=validation, **options)
+    assert len(measured) == 2
+
+
+def test_where_int8_is_of_no_use_nothing_is_trained_in_it() -> None:
+    class Useless(Validation):
+        def similarity(self, weights: Any) -> float:
+            return -0.25
+
+    validation = Useless(DigitsMlp(0))
+    plain, *_ = digits(1, [SOC] * 2)
+    mixed, *_ = digits(1, [SOC] * 2, mixed_precision=True, validation=validation)
+    assert bits(plain) == bits(mixed)
+
+
+def test_mini_batches_are_by_the_speed_with_the_npu() -> None:
+    """γ = e^−α, so a device with an NPU that is fast takes 0.368 of the time for an example."""
+    devices = [{"seconds_per_sample": 0.0625}, {**SOC, "npu_speedup": 9.0}]
+    _, recorder, strategy = digits(1, devices, mixed_precision=True, rebalances=True)
+    assert 31 <= sum(strategy._batch_sizes.values()) <= 32  # each is rounded down
+    assert strategy._batch_sizes[1] / strategy._batch_sizes[0] == pytest.approx(2.7, abs=0.3)
+    spans = [r["trained"] - r["started"] for r in recorder.of("commit")[:2]]
+    assert spans[0] == pytest.approx(spans[1], rel=0.1)
+
+
+def test_the_settings_of_a_run_ask_for_it(run_folder: Callable[..., Path]) -> None:
+    asked = "strategy.num_groups=2 strategy.mixed_precision=true run.num_rounds=2"
+    options = {"strategy": "socflow", "devices": "soc-cluster", "tracking.progress": "off"}
+    folder = run_folder("run", overrides=asked, **options)
+    events = [json.loads(line) for line in (folder / "history.jsonl").open()]
+    shares = [event["fp32_share"] for event in events if event["event"] == "checkpoint"]
+    assert len(shares) == 2
+    assert all(0.36 < share < 0.38 for share in shares)
+    with pytest.raises(ConfigError, match=r"train\.momentum = 0\.9 .* 0 with strategy\.mixed"):
+        run_folder("other", overrides=f"{asked} train.momentum=0.9", **options)
+    with pytest.raises(ConfigError, match="layer 'lstm' is a LSTM"):
+        run_folder("third", overrides=asked, **options, task="mnist-lstm")
+
+
+# --------------------------------------------------------------------------------- number of groups
+
+
+class Collapsing(Validation):
+    """Says that beyond some number of groups nothing is learnt."""
+
+    def __init__(self, task: Any, most: int) -> None:
+        super().__init__(task)
+        self.most = most
+        self.seen: list[Any] = []
+
+    def accuracy(self, weights: Any) -> float:
+        self.seen.append({name: array.copy() for name, array in weights.items()})
+        number = 2 ** (len(self.seen) - 1)
+        return 0.6 if number <= self.most else 0.12
+
+
+@pytest.mark.parametrize(("most", "kept", "trials"), [(1, 1, 2), (2, 2, 3), (8, 4, 3)])
+def test_numbers_of_groups_are_tried_for_an_epoch_each(most: int, kept: int, trials: int) -> None:
+    validation = Collapsing(DigitsMlp(0), most)
+    devices = [{"seconds_per_sample": 0.0625}] * 4
+    _, recorder, strategy = digits(2, devices, num_groups=None, validation=validation)
+    assert len(validation.seen) == trials
+    assert len(strategy.groups) == kept
+    assert sorted(id_ for ids in strategy.groups for id_ in ids) == [0, 1, 2, 3]
+    epoch = strategy._rounds_an_epoch
+    # A step takes 1 s, and the exchange another; the trials' time counts, their rounds do not.
+    ends = [record["t"] for record in recorder.of("checkpoint")]
+    assert ends == pytest.approx([2.0 * epoch * (trials + 1), 2.0 * epoch * (trials + 2)])
+    assert [record["num_groups"] for record in recorder.of("checkpoint")] == [kept, kept]
+    assert recorder.of("checkpoint")[0]["epochs"] == 1.0
+
+
+def test_after_the_trials_the_run_is_one_from_the_initial_model() -> None:
+    """With all of a device's examples in each mini-batch, it ends as a run without trials does."""
+    devices = [{"seconds_per_sample": 0.0625}] * 4
+    overrides = "task.batch_size=324"  # what each has: only their order differs
+    validation = Collapsing(DigitsMlp(0), 2)
+    tried, _, _ = digits(3, devices, overrides, num_groups=None, validation=validation)
+    given, _, _ = digits(3, devices, overrides, num_groups=2)
+    start = initial_weights()
+    for name, array in given.arrays.items():
+        np.testing.assert_allclose(tried.arrays[name].numpy(), array.numpy(), atol=1e-6)
+        assert np.abs(array.numpy() - start[name]).max() > 1e-3
+    # Each trial began from there too.
+    first, second, _ = validation.seen
+    for name, array in first.items():
+        np.testing.assert_allclose(array, second[name], atol=1e-6)
+
+
+def test_on_real_data_it_is_the_accuracy_that_decides() -> None:
+    """In an epoch all numbers of groups learn, so all are tried; at a tiny rate one does not."""
+    devices = [{"seconds_per_sample": 0.0625}] * 8
+    _, _, strategy = digits(1, devices, num_groups=None, lr=0.5)
+    assert len(strategy._accuracies) == 4
+    assert min(strategy._accuracies) > 0.3
+    assert len(strategy.groups) == 8
+    _, _, none = digits(1, devices, num_groups=None, lr=1e-6)
+    assert len(none._accuracies) == 1
+    assert none._accuracies[0] < 0.15
+    assert len(none.groups) == 1
+
+
+def test_one_that_is_away_at_the_end_of_a_trial_brings_nothing_from_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    arrived: list[tuple[int, bool]] = []
+    arrive = Socflow._arrive
+
+    def watched(strategy: Socflow, worker: Any, commit: Any) -> bool:
+        arrived.append((worker.id, commit is not None))
+        return arrive(strategy, worker, commit)
+
+    monkeypatch.setattr(Socflow, "_arrive", watched)
+    configs: list[dict[str, Any]] = [{"seconds_per_sample": 0.0625, "site": "a"}] * 2
+    configs += [{**configs[0], "site": "b", "available_s": 40.5, "away_s": 300.0}] * 2
+    validation = Collapsing(DigitsMlp(0), 2)
+    loop = LoopOptions(network=Network(overhead_s=1.0), seed=3, deadline_factor=None)
+    _, recorder, strategy = digits(12, configs, num_groups=None, validation=validation, loop=loop)
+    assert recorder.of("away")
+    assert recorder.of("back")
+    assert len(strategy.groups) == 2
+    assert not strategy._late
+    assert not recorder.of("refused")
+    ignored = [id_ for id_, counts in arrived if not counts]
+    assert ignored
+    assert set(ignored) <= {2, 3}
+    assert all((id_, True) in arrived[arrived.index((id_, False)) :] for id_ in ignored)
+
+
 @pytest.mark.parametrize(
     ("arguments", "key"),
     [
@@ -208,6 +458,14 @@ def test_one_that_joins_comes_into_the_smallest_group_of_its_site() -> None:
         ({"local_steps": 0}, "local_steps"),
         ({"interval": 0.0}, "interval"),
         ({"mapping": "best"}, "mapping"),
+        ({"mixed_precision": True}, "mixed_precision = True .* without `validation`"),
+        ({"num_groups": None}, "num_groups = None .* without `validation`"),
+        (
+            {"mixed_precision": True, **WITH_PLAN},
+            "mixed_precision = True .* false with a layer plan",
+        ),
+        ({"num_groups": None, **WITH_PLAN}, "num_groups = None .* a number with a layer plan"),
+        ({"mixed_precision": True, "validation": Validation(MnistLstm(0))}, "layer 'lstm'"),
     ],
 )
 def test_what_is_not_allowed_is_refused(arguments: dict[str, Any], key: str) -> None:
