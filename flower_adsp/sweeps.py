@@ -18,6 +18,8 @@ import numpy as np
 from flower_adsp.config import conf_folder, read_yaml
 from flower_adsp.errors import ConfigError, require, unknown
 from flower_adsp.seeding import stream
+from flower_adsp.tasks.base import Task
+from flower_adsp.tracking.summary import NUMBERS
 
 _KEYS = {
     "command", "description", "entity", "method", "metric", "name", "parameters", "program",
@@ -171,6 +173,18 @@ def figure(summary: Mapping[str, Any], name: str) -> float | None:
     ok = found is None or isinstance(found, int | float)
     require(ok, "metric", name, "the name of one number")
     return None if found is None else float(found)
+
+
+def check_metric(name: str, task: Task) -> None:
+    """See that runs of a task will have a figure, before the first of them takes its time.
+
+    Raises
+    ------
+    ConfigError
+        If there is nothing of that name.
+    """
+    metrics = task.metrics(task.build_model(), task.held_out_data("validation"))
+    figure({**dict.fromkeys(NUMBERS), "test": metrics, "validation": metrics}, name)
 
 
 def settings_of_agent(environment: Mapping[str, str]) -> dict[str, str]:

@@ -13,6 +13,7 @@ from flower_adsp.config import choices, load_config
 from flower_adsp.errors import ConfigError, DataError, NodeCountError
 from flower_adsp.experiment import run_experiment
 from flower_adsp.testing import InProcessGrid
+from flower_adsp.tracking.summary import NUMBERS
 
 Run = Callable[..., Path]
 SHORT = "run.num_rounds=2 strategy.check_period=4"
@@ -43,6 +44,7 @@ def test_a_run_writes_its_files(run_folder: Run) -> None:
     speeds = [row["speed"] for row in numbers["devices"]]
     assert numbers["H"] == pytest.approx(np.mean(speeds) / min(speeds))
     assert numbers["not_waiting_limit"] == pytest.approx(1 - 1 / numbers["H"])
+    assert [k for k, v in numbers.items() if not isinstance(v, dict | list)] == list(NUMBERS)
 
 
 def test_the_saved_model_is_the_one_that_was_tested(run_folder: Run) -> None:

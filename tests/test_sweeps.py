@@ -7,9 +7,10 @@ import yaml
 from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
 
 from flower_adsp.cli.common import checked, with_settings
-from flower_adsp.config import conf_folder
+from flower_adsp.config import conf_folder, load_config
 from flower_adsp.errors import ConfigError
-from flower_adsp.sweeps import figure, read_sweep, settings_of_agent
+from flower_adsp.sweeps import check_metric, figure, read_sweep, settings_of_agent
+from flower_adsp.tasks.build import build_task
 
 FILES = sorted((conf_folder() / "sweep").glob("*.yaml"))
 
@@ -118,6 +119,15 @@ def test_an_unknown_sweep_is_named() -> None:
         read_sweep("strategis")
     with pytest.raises(ConfigError, match=r"nowhere\.yaml"):
         read_sweep("nowhere.yaml")
+
+
+def test_a_metric_is_checked_before_any_run() -> None:
+    task = build_task(load_config({"task": "digits-mlp"}))
+    for name in ("test.accuracy", "validation/loss", "seconds_to_target", "bytes_up"):
+        check_metric(name, task)
+    for name in ("test.los", "los", "test"):
+        with pytest.raises(ConfigError, match="metric"):
+            check_metric(name, task)
 
 
 def test_figures_are_found_by_name() -> None:

@@ -10,7 +10,8 @@ import typer
 from flower_adsp.cli import common
 from flower_adsp.errors import ConfigError
 from flower_adsp.launch import LocalSuperLink, RunFailed
-from flower_adsp.sweeps import Sweep, figure, read_sweep
+from flower_adsp.sweeps import Sweep, check_metric, figure, read_sweep
+from flower_adsp.tasks.build import build_task
 
 TABLE = "sweep.csv"
 
@@ -45,7 +46,9 @@ def sweep(
         for number, values in enumerate(combinations):
             given = [f"{key}={_text(value)}" for key, value in values.items()]
             run_config = common.with_settings(base, given)
-            common.checked(run_config)  # before the first of them takes its time
+            config = common.checked(run_config)  # before the first of them takes its time
+            if not run_configs:
+                check_metric(chosen.metric, build_task(config))
             run_configs.append(run_config | {"output": str(folder / f"run-{number}")})
         rows: list[dict[str, Any]] = []
         with LocalSuperLink() as link:

@@ -9,6 +9,12 @@ from flower_adsp.tracking.base import Callback, Record
 if TYPE_CHECKING:
     from flower_adsp.strategies.state import FederationState, Worker
 
+# What of a summary is one number.
+NUMBERS = (
+    "seconds", "rounds", "model_version", "commits", "steps", "refused", "bytes_up", "bytes_down",
+    "largest_commit_spread", "seconds_to_target", "H", "not_waiting_limit",
+)  # fmt: skip
+
 
 class Summary(Callback):
     """Collects what a run comes to.
