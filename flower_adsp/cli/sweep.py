@@ -42,7 +42,7 @@ def sweep(
         combinations = chosen.combinations(runs or None, seed)
         folder = common.new_folder(output, f"sweep-{chosen.name}")
         base = common.with_settings({"seed": seed}, settings or [])
-        run_configs = []
+        run_configs: list[dict[str, Any]] = []
         for number, values in enumerate(combinations):
             given = [f"{key}={_text(value)}" for key, value in values.items()]
             run_config = common.with_settings(base, given)
