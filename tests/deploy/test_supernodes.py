@@ -5,7 +5,9 @@ They take minutes, and are run by ``make test-deploy``.
 
 import contextlib
 import json
+import re
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -109,15 +111,16 @@ def test_a_link_is_probed(tmp_path: Path) -> None:
         throttle = Throttle(link.port, mbps=1.0)
         try:
             link.add_node({"partition-id": 0, "num-partitions": 1, "name": "far"}, throttle.port)
-            settings = {
-                "devices": "measured",
-                "task": "digits-mlp",
-                "probe": str(tmp_path / "links.yaml"),
-                "overrides": "run.min_available_nodes=1 probe.seconds=1 probe.repeats=2",
-            }
-            link.finish(link.start(ROOT, settings, quiet=True))
+            done = subprocess.run(
+                ["flower-adsp", "network", "probe", "own", "--nodes", "1", "--task", "digits-mlp",
+                 "--overrides", "probe.seconds=1 probe.repeats=2", "--app", str(ROOT),
+                 "--output", str(tmp_path / "links.yaml")],
+                env=link.environment, capture_output=True, text=True, check=False,
+            )  # fmt: skip
         finally:
             throttle.close()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"^far +", done.stdout, re.MULTILINE)
     ((profile, _),) = load_config({"devices": str(tmp_path / "links.yaml")}).devices.profiles
     assert profile.name == "far"
     # A megabyte takes 8 s; Flower looks for work each 3 s.
