@@ -134,17 +134,17 @@ class EventLoop:
         self._saved_index = 0
         self._members: Membership | None = None
         network = self.options.network
+        has_collective = (
+            network.collective == RING and self.options.planner is None
+            if strategy.has_groups
+            else strategy.has_barriers
+        )
         require(
-            network.collective == STAR
-            or (
-                (network.collective == RING if strategy.has_groups else strategy.has_barriers)
-                and self.clock.is_virtual
-                and self.options.planner is None
-            ),
+            network.collective == STAR or (has_collective and self.clock.is_virtual),
             "network.collective",
             network.collective,
-            f"{STAR!r} but for strategies with barriers, in virtual time and without a layer plan; "
-            f"{RING!r} is the other one for strategies with groups",
+            f"{STAR!r} but for strategies with barriers, in virtual time; {RING!r} is the other "
+            "one for strategies with groups, without a layer plan",
         )
         self.travel = Travel(self.options, self.clock, strategy.has_groups)
 

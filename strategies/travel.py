@@ -1,5 +1,6 @@
 """When what of an assignment happens in virtual time: its transfers and its training."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from math import ceil
@@ -123,10 +124,30 @@ class Travel:
         if hop is not None:
             return _microseconds(hop.latency_s + size * hop.part * 8 / (hop.mbps * 1e6))
         if network.collective != STAR:
+            if upload and worker.plan is not None:
+                return self._reduced(worker)
             profiles = (other.profile for other in self.state.present)
             return network.together(profiles, size, upload=upload)
         transfer = network.upload if upload else network.download
         return transfer(worker.profile, size)
+
+    def _reduced(self, worker: Worker) -> int:
+        """Return the microseconds in which all that a worker trained is added up, under a plan.
+
+        What the same workers have trained is one reduction, among these and the server. A
+        worker's are one after another, and others are taken not to hold them up.
+        """
+        others = [each for each in self.state.present if each is not worker]
+        groups: Counter[tuple[int, ...]] = Counter()
+        for name, size in self.state.upload_sizes(worker).items():
+            trainers = (each.id for each in others if each.plan is None or each.plan.sends(name))
+            groups[tuple(sorted((worker.id, *trainers)))] += size
+        return sum(
+            self.options.network.together(
+                [self.state.workers[id_].profile for id_ in ids], size, upload=True
+            )
+            for ids, size in groups.items()
+        )
 
     def _hidden_download(self, worker: Worker, flight: Flight) -> int:
         """Return the microseconds of its download during which a worker computes already."""

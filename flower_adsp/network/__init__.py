@@ -42,7 +42,9 @@ class Network:
     collective : str (default: "star")
         In virtual time, how the commits of a barrier are added up and the model is given to all:
         ``star`` is what Flower does; the others are those of a transport of one's own, between
-        nodes of which each can send to each (`flower_adsp.network.collectives`). A strategy with
+        nodes of which each can send to each (`flower_adsp.network.collectives`). Under a layer
+        plan what the same devices have trained is added up among these and the server, one such
+        group of a device after another; a group of one is an upload. A strategy with
         groups of devices takes ``ring`` for a ring in each (`flower_adsp.network.rings`).
     schedule : str (default: "whole")
         In virtual time, how the parameters of a transfer are ordered: ``whole`` for one message, as

@@ -74,6 +74,10 @@ class WorkerPlan:
     peak_bytes: int
     saved_bytes: int
 
+    def sends(self, name: str) -> bool:
+        """Tell whether an array is in its commits, all of it or some channels."""
+        return name in self.slices or name in self.buffers
+
     def upload_bytes(self, model: Weights, codec: str = AS_IT_IS) -> int:
         """Return the bytes of a commit's arrays."""
         return sum(self.upload_sizes(model, codec).values())

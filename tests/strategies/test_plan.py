@@ -100,6 +100,46 @@ def test_all_planned_is_no_plan_to_the_bit(name: str, weighting: str) -> None:
         assert array.tobytes() == planned[key].tobytes(), key
 
 
+@pytest.mark.parametrize("collective", ["ring", "best-tree", "packed-trees"])
+def test_all_planned_is_no_plan_along_a_collective_too(collective: str) -> None:
+    network = Network(collective=collective)
+    planner = Given(SmallTask(), [EVERYTHING] * 3)
+    planned, with_plan = run(Bsp(2, loop=LoopOptions(network=network, planner=planner)), 3, LAYERS)
+    plain, without = run(Bsp(2, loop=LoopOptions(network=network)), 3, LAYERS)
+    for key, array in plain.items():
+        assert array.tobytes() == planned[key].tobytes(), key
+    assert [(r["t"], r["worker"]) for r in with_plan.of("commit")] == [
+        (r["t"], r["worker"]) for r in without.of("commit")
+    ]
+
+
+def test_what_the_same_workers_train_is_one_reduction_among_them() -> None:
+    plan = [{1: 1.0, 4: 1.0}, {3: 1.0, 4: 1.0}]
+
+    def first_arrivals(mbps: float) -> dict[int, float]:
+        network = Network(collective="ring")
+        loop = LoopOptions(network=network, planner=Given(SmallTask(), plan), clock="virtual")
+        link = {"latency_s": 0.0, "up_mbps": mbps, "down_mbps": mbps}
+        recorder = Recorder()
+        object.__setattr__(loop, "callbacks", [recorder])
+        config = {"overrides": TASK, "devices": "uniform"}
+        with InProcessGrid(app, 2, config, node_configs=[link] * 2) as grid:
+            Bsp(1, loop=loop).start(grid, ArrayRecord(model), num_rounds=1)
+        return {record["worker"]: record["t"] for record in recorder.of("commit")}
+
+    model = SmallTask().build_model().state_dict()
+    sizes = {name: tensor.nbytes for name, tensor in model.items()}
+
+    def size(prefix: str) -> int:
+        return sum(each for name, each in sizes.items() if name.startswith(prefix))
+
+    slow, fast = first_arrivals(8e-3), first_arrivals(8e9)  # a kilobyte a second, and no time
+    for worker, own in enumerate(("blocks.0", "blocks.2")):
+        # The model to three along a ring; what one trains from it to the server; what both do.
+        expected = 2 / 3 * sum(sizes.values()) + size(own) / 2 + 2 / 3 * size("fc")
+        assert slow[worker] - fast[worker] == pytest.approx(expected / 1000, abs=1e-3)
+
+
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_what_nobody_trains_does_not_change_and_the_rest_does(name: str) -> None:
     start = decode(ArrayRecord(SmallTask().build_model().state_dict()))
