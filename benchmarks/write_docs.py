@@ -394,7 +394,7 @@ def page() -> str:
         "## Virtual time to a loss",
         "",
         "`mnist-cnn`, until the validation loss, averaged over the trailing 60 s, is at most",
-        f"{losses['rows'][0]['target_loss']}. Rivals and fixed rates were tuned with seed",
+        f"{losses['rows'][0]['target_loss']}. Rivals and fixed rates were tuned with seeds",
         f"{text(tuning)} and are reported with {len(seeds) - len(tuning)} others; ADSP's search",
         "counts. Overhead is what one commit costs; the slowest step takes 4 s.",
         "",
