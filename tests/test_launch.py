@@ -2,10 +2,12 @@
 
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 
-from flower_adsp.launch import descendants, processes, stop
+from flower_adsp.launch import SuperLink, descendants, processes, stop
 from tests.conftest import running
 
 MARK = "a-process-of-the-tests-" + "x" * 200
@@ -14,6 +16,19 @@ PARENT = (
     f"subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)', '{MARK}']);"
     "print('started', flush=True); time.sleep(60)"
 )
+
+
+def test_a_temporary_folder_has_a_short_path_where_there_is_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    long = tmp_path / ("a-folder-with-a-long-path" * 4)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    with SuperLink("none") as link:
+        (folder,) = [Path(value) for value in vars(link).values() if isinstance(value, Path)]
+        assert folder.parent == Path("/tmp")
+    assert not folder.exists()
+    assert not list(long.iterdir())
 
 
 @pytest.mark.parametrize("columns", ["", "20", "80"])
