@@ -22,7 +22,7 @@ from flower_adsp.deployment import LocalDeployment
 from flower_adsp.launch import RunFailed
 from tests.conftest import running
 
-pytestmark = [pytest.mark.deploy, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.deploy, pytest.mark.timeout(600)]
 
 ROOT = Path(flower_adsp.__file__).resolve().parent.parent
 SETTINGS = {
@@ -132,8 +132,8 @@ def test_equal_commits_and_nodes_that_die_and_join(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with LocalDeployment() as link:
         nodes = [link.add_node(node(i, slowdown)) for i, slowdown in enumerate((1.0, 2.0, 4.0))]
-        run = link.start(ROOT, settings(folder, 7), quiet=True)
-        wait_for(folder, lambda records: sorted(set(commits(records))) == [0, 1, 2], 150)
+        run = link.start(ROOT, settings(folder, 8), quiet=True)
+        wait_for(folder, lambda records: sorted(set(commits(records))) == [0, 1, 2], 240)
         wait_for(folder, lambda records: len(commits(records)) >= 5, 90)
         before = commits(history(folder))
         counts = [before.count(worker) for worker in range(3)]
