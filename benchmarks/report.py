@@ -4,6 +4,7 @@ import argparse
 import json
 import platform
 import resource
+import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -33,6 +34,12 @@ def print_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> No
 
 def _text(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else "-" if value is None else str(value)
+
+
+def median(seconds: Sequence[float | None]) -> float | None:
+    """Return the median, a run that never got there counting as infinite; None if that is it."""
+    value = statistics.median(float("inf") if s is None else s for s in seconds)
+    return None if value == float("inf") else value
 
 
 def write(path: Path | None, seeds: Sequence[int], **content: Any) -> None:

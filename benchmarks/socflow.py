@@ -20,13 +20,14 @@ import itertools
 import json
 import statistics
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import arguments, print_table, write
+from benchmarks.report import arguments, median, print_table, write
 from flower_adsp.client_app import app
 from flower_adsp.config import load_config
-from flower_adsp.devices import PROFILE_FIELDS, deal
+from flower_adsp.devices import deal
 from flower_adsp.experiment import run_experiment
 from flower_adsp.testing import InProcessGrid
 
@@ -61,7 +62,7 @@ def profiles() -> list[dict[str, Any]]:
     preset = load_config({"devices": "soc-cluster"}).devices.profiles
     found = []
     for profile in deal(preset, NODES):
-        fields = {key: getattr(profile, key) for key in PROFILE_FIELDS}
+        fields = asdict(profile)
         fields["seconds_per_sample"] *= PAPER_BATCH / BATCH
         fields["up_mbps"], fields["down_mbps"] = GBIT, GBIT
         found.append(fields)
@@ -133,12 +134,6 @@ def barrier_row(name: str, found: dict[str, Any]) -> dict[str, Any]:
         "seconds_median": median(seconds),
         "accuracy": [each["accuracy"] for each in found["runs"]],
     }
-
-
-def median(seconds: list[float | None]) -> float | None:
-    """Return the median, a run that never got there counting as infinite; None if that is it."""
-    value = statistics.median(float("inf") if each is None else each for each in seconds)
-    return None if value == float("inf") else value
 
 
 def group_row(name: str, rate: float, seeds: list[int], epochs: int) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from typing import Any
 
 from flower_adsp.strategies.loop import TrailingMean
 
-from benchmarks.report import arguments, print_table, write
+from benchmarks.report import arguments, median, print_table, write
 from flower_adsp.config import load_config
 from flower_adsp.devices import deal, heterogeneity
 
@@ -234,7 +234,7 @@ class Bench:
             "target_loss": TARGET,
             "learning_rate": self.learning_rate,
             "seconds": seconds,
-            "seconds_median": _median(seconds),
+            "seconds_median": median(seconds),
         }
         for key in (
             "compute_share",
@@ -252,16 +252,10 @@ class Bench:
         self.rows.append(row)
 
 
-def _median(seconds: list[float | None]) -> float | None:
-    """Return the median, a run that never got there counting as infinite; None if that is it."""
-    value = statistics.median(float("inf") if s is None else s for s in seconds)
-    return None if value == float("inf") else value
-
-
 def _best(choices: Mapping[Any, list[dict[str, Any]]]) -> Any:
     """Return the choice with the least median time."""
     medians = {
-        choice: _median([result["seconds"] for result in results])
+        choice: median([result["seconds"] for result in results])
         for choice, results in choices.items()
     }
     return min(choices, key=lambda choice: medians[choice] or float("inf"))
