@@ -21,6 +21,8 @@ from typing import Any, NamedTuple, Self
 from urllib.error import URLError
 from urllib.request import urlopen
 
+from pathspec import GitIgnoreSpec
+
 from flower_adsp.errors import ConfigError, FlowerAdspError
 
 _CONNECTION = "own"
@@ -51,6 +53,39 @@ def _short_folder() -> Path:
         folder.rmdir()
         folder = Path(tempfile.mkdtemp(prefix="fadsp-", dir="/tmp"))
     return folder
+
+
+def copy_app(app: Path, folder: Path) -> Path:
+    """Copy what Flower may send of an app into a folder, and return the copy.
+
+    ``flwr run`` looks at each file below an app before it drops those that ``.gitignore`` names;
+    with a virtual environment among them this takes longer than a short run. So environments,
+    Git's own files and whatever ``.gitignore`` names stay behind. The files are hard links where
+    that is possible.
+    """
+    rules = app / ".gitignore"
+    lines = rules.read_text(encoding="utf-8").splitlines() if rules.is_file() else []
+    ignored = GitIgnoreSpec.from_lines([*lines, ".git/"])
+
+    def left_out(parent: str, names: list[str]) -> set[str]:
+        found = set()
+        for name in names:
+            path = Path(parent, name)
+            relative = path.relative_to(app).as_posix()
+            if ignored.match_file(f"{relative}/" if path.is_dir() else relative) or (
+                path.is_symlink() or (path / "pyvenv.cfg").is_file()
+            ):
+                found.add(name)
+        return found
+
+    return Path(shutil.copytree(app, folder / app.name, ignore=left_out, copy_function=_link))
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # another file system, or one without hard links
+        shutil.copy2(source, target)
 
 
 def to_toml(settings: Mapping[str, Any]) -> str:
@@ -127,8 +162,9 @@ class SuperLink:
             self._others = {run.get("run-id") for run in self._list()}
         config_file = self._home / "run-config.toml"
         config_file.write_text(to_toml(run_config), encoding="utf-8")
+        copies = Path(tempfile.mkdtemp(prefix="app-", dir=self._home))
         run = subprocess.Popen(
-            ["flwr", "run", str(app), self.name, "--stream",
+            ["flwr", "run", str(copy_app(app.resolve(), copies)), self.name, "--stream",
              "--run-config", str(config_file), *more],
             env=self.environment,
             stdin=subprocess.DEVNULL,
