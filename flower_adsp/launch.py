@@ -378,6 +378,8 @@ def stop(process: "subprocess.Popen[bytes]") -> None:
     while process.poll() is None and time.monotonic() < deadline:
         family.update(child.pid for child in descendants(process.pid))  # it may start more
         time.sleep(0.1)
+    for pid in family:  # those that did not end with it
+        _signal(pid, signal.SIGTERM)
     _wait_gone(family, deadline - time.monotonic())
     for pid in (*family, process.pid):
         _signal(pid, signal.SIGKILL)

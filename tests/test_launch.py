@@ -4,6 +4,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,8 @@ def test_a_process_is_found_whatever_the_width_of_the_terminal(
         assert child.parent == parent.pid
         assert child.pid in {pid for pid, _ in running(MARK)} - before
     finally:
+        begun = time.monotonic()
         stop(parent)
+    assert time.monotonic() - begun < 10  # the child is told, and not only killed in the end
     assert not running(MARK)
     assert parent.returncode is not None
