@@ -22,6 +22,7 @@ def main() -> None:
         **{f"rate {rate}": ("adsp", f"strategy.commit_rate={rate}") for rate in rates},
         "search, published reward": ("adsp-search", f"{aim} strategy.reward=published"),
         "search, robust reward": ("adsp-search", f"{aim} strategy.reward=robust"),
+        "search, guarded": ("adsp-guarded", ""),
     }
     with bench.pool:
         jobs = [job for choice in named.values() for job in bench.jobs(*choice, EC2_5, seeds)]

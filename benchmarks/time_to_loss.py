@@ -300,6 +300,7 @@ def compare(bench: Bench, cell: Cell, taus: tuple[int, ...], rates: tuple[int, .
     named = {
         "adsp (published reward)": ("adsp-search", f"{aim} strategy.reward=published"),
         "adsp (robust reward)": ("adsp-search", f"{aim} strategy.reward=robust"),
+        "adsp (guarded search)": ("adsp-guarded", ""),
         "adsp (best fixed rate)": ("adsp", f"strategy.commit_rate={rate}"),
         "adsp-overlap": ("adsp-overlap", overlap),
         "ssp": ("ssp", "strategy.staleness=40"),
@@ -358,6 +359,19 @@ def savings(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return result
 
 
+def search_excess(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Return how much longer than the best fixed rate each search takes, median of the cells."""
+    seconds = {
+        (row["strategy"], row["devices"], row["overhead_s"]): row["seconds_median"] for row in rows
+    }
+    found: dict[str, list[float]] = {}
+    for (name, *cell), mine in seconds.items():
+        best = seconds["adsp (best fixed rate)", *cell]
+        if name.startswith("adsp (") and name != "adsp (best fixed rate)" and best:
+            found.setdefault(name, []).append((mine or float("inf")) / best - 1)
+    return {name: statistics.median(each) for name, each in found.items()}
+
+
 def main() -> None:
     options = arguments("Virtual time until a loss is reached.")
     if options.quick:
@@ -380,7 +394,7 @@ def main() -> None:
             saved = savings(bench.rows)
             write(
                 options.json, bench.tuning + bench.seeds, rows=bench.rows, saving_vs=saved,
-                tuning_seeds=bench.tuning,
+                tuning_seeds=bench.tuning, search_excess=search_excess(bench.rows),
             )  # fmt: skip
     for row in saved:
         against = ", ".join(
@@ -389,6 +403,8 @@ def main() -> None:
         )
         where = f"{row['devices']}, {row['overhead_s']} s, rate {row['learning_rate']}"
         print(f"{row['strategy']} on {where}: saves {against}")
+    for name, excess in search_excess(bench.rows).items():
+        print(f"{name}: {excess:+.0%} over the best fixed rate")
 
 
 if __name__ == "__main__":

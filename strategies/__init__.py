@@ -2,6 +2,7 @@
 
 from flower_adsp.strategies.adacomm import Adacomm, FixedAdacomm
 from flower_adsp.strategies.adsp import Adsp
+from flower_adsp.strategies.adsp_guarded import AdspGuarded
 from flower_adsp.strategies.adsp_overlap import AdspOverlap
 from flower_adsp.strategies.adsp_plus import AdspPlus
 from flower_adsp.strategies.base import CommitStrategy
@@ -18,6 +19,7 @@ from flower_adsp.strategies.ssp import Ssp
 __all__ = [
     "Adacomm",
     "Adsp",
+    "AdspGuarded",
     "AdspOverlap",
     "AdspPlus",
     "BatchTune",

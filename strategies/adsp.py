@@ -4,13 +4,13 @@ Hu, Wang and Wu, "Distributed Machine Learning through Heterogeneous Edge System
 https://arxiv.org/abs/1911.06949.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from logging import WARNING
 from typing import Any, cast
 
 import numpy as np
 from flower_adsp.strategies.base import CommitStrategy
-from flower_adsp.strategies.commit_rate import CommitRateSearch
+from flower_adsp.strategies.commit_rate import CommitRateSearch, GuardedSearch
 from flower_adsp.strategies.options import LoopOptions
 from flower_adsp.strategies.reward import reward_as_published, robust_reward
 from flower_adsp.strategies.state import FederationState, Work, Worker
@@ -75,6 +75,7 @@ class Adsp(CommitStrategy):
         Plans which worker trains which layers; in place of the options' `planner`.
     """
 
+    has_aim = True  # whether a search needs to know the loss that it aims at
     stored: tuple[str, ...] = (
         "commit_target",
         "due",
@@ -127,7 +128,7 @@ class Adsp(CommitStrategy):
         self.timer_floor = timer_floor
         self.reward = reward
         self.reward_target = reward_target
-        self.search = (
+        self.search: CommitRateSearch | GuardedSearch | None = (
             CommitRateSearch(round(epoch / check_period), reevaluate, loss_jump)
             if commit_rate is None
             else None
@@ -182,7 +183,7 @@ class Adsp(CommitStrategy):
         if self.reward_target is None:
             self.reward_target = self.loop.target_loss
         require(
-            self.reward_target is not None,
+            self.reward_target is not None or not self.has_aim,
             "reward_target",
             None,
             "the loss that the search aims at, unless the run's target_loss is given",
@@ -249,7 +250,8 @@ class Adsp(CommitStrategy):
     def checkpoint(self) -> None:
         """Let the target grow by the commit rate, or begin the next window of the search."""
         if self.search is not None:
-            self._end_window(self.search)
+            self._end_window(*zip(*self._samples, strict=True))
+            self._samples = self._samples[-1:]  # the next begins with the last sample of this one
         if self.search is not None and self.search.is_searching:
             counts = [worker.count for worker in self.state.present]
             self.commit_target = max(counts) + self.rate
@@ -257,15 +259,14 @@ class Adsp(CommitStrategy):
             self.commit_target += self.rate
         self._set_due()
 
-    def _end_window(self, search: CommitRateSearch) -> None:
+    def _end_window(self, times: Sequence[float], losses: Sequence[float]) -> None:
         assert self.reward_target is not None
-        times, losses = zip(*self._samples, strict=True)
+        assert isinstance(self.search, CommitRateSearch)
         self.rewards = {
             "published": reward_as_published(times, losses, self.reward_target),
             "robust": robust_reward(times, losses, self.reward_target),
         }
-        search.end_window(self.rewards[self.reward], losses[-1] / losses[0] - 1)
-        self._samples = self._samples[-1:]  # a window begins with the last sample of the one before
+        self.search.end_window(self.rewards[self.reward], losses[-1] / losses[0] - 1)
 
     def status(self) -> dict[str, float | int | list[int]]:
         """Return C_target, each worker's ΔC_i, and where the search stands."""
@@ -288,7 +289,7 @@ class Adsp(CommitStrategy):
             "catch_up": self.catch_up,
             "timer_floor": self.timer_floor,
         }
-        if self.search is not None:
+        if isinstance(self.search, CommitRateSearch):
             settings |= {"reward": self.reward, "reward_target": self.reward_target}
         return settings
 

@@ -16,7 +16,8 @@ from flower_adsp.arrays import Weights
 from flower_adsp.errors import RefusedMessage
 from flower_adsp.messages import Commit, decode_commit, decode_stock_reply, stock_steps
 
-_ABSURD_STEPS, _ABSURD_EXAMPLES = 100, 10  # times what is expected
+_ABSURD_STEPS = 100_000  # a second; a profile may say far less than a node can really do
+_ABSURD_EXAMPLES = 10  # times what is expected
 _NORMS = 32  # of the latest updates, with which a new one is compared
 _FEWEST_NORMS = 5
 
@@ -53,14 +54,14 @@ class Intake:
             key = self.options.weighted_by_key
             commit = decode_stock_reply(reply, assignment, flight.sent, model, key)
             return stock_steps(commit, worker.batch_size)
-        expected = (assignment.seconds or 0.0) * worker.speed
+        most = _ABSURD_STEPS * (1 + ceil(assignment.seconds or 0.0))
         return decode_commit(
             reply,
             assignment,
             model,
             None if plan is None else plan.slices,
             () if plan is None else plan.buffers,
-            most_steps=_ABSURD_STEPS * (1 + ceil(expected)) if assignment.steps is None else None,
+            most_steps=most if assignment.steps is None else None,
             most_examples=_ABSURD_EXAMPLES * worker.num_examples or None,
         )
 

@@ -146,7 +146,7 @@ class EventLoop:
             f"{STAR!r} but for strategies with barriers, in virtual time; {RING!r} is the other "
             "one for strategies with groups, without a layer plan",
         )
-        self.travel = Travel(self.options, self.clock, strategy.has_groups)
+        self.travel = Travel(self.options, self.clock, strategy.has_groups, strategy.has_barriers)
 
     # ------------------------------------------------------------------------------------ the run
 
@@ -180,7 +180,7 @@ class EventLoop:
         )
         if not self.clock.is_virtual:
             self.clock = WallClock()  # time counts from here, not from the wait for nodes
-        self.travel.state = self.state
+        self.travel.begin(self.state)
         planner = self.options.planner
         if planner is not None:
             self._make_plan(planner)
@@ -247,7 +247,8 @@ class EventLoop:
             saved["federation"]["model"], [], self.options.weighting, self.options.network.codec
         )
         self.state.is_evaluated = self.evaluate_fn is not None
-        self.strategy.state = self.travel.state = self.state
+        self.strategy.state = self.state
+        self.travel.begin(self.state)
         restore(self, saved)
         self._saved_index = self.state.index
         nodes = {worker.id: worker.node_id for worker in workers}
@@ -349,10 +350,11 @@ class EventLoop:
     def _go_on_without(self, worker: Worker) -> None:
         """Have the strategy take note that a worker has left, for which others may have waited."""
         index = self.state.index
+        self.travel.arrived(worker, is_taken=False)
         if self.strategy.left(worker):
             self.state.model_changed()
         if self.state.index > index:
-            self._round_done()
+            self._pass_barrier()
 
     def _come_back(self, worker: Worker) -> None:
         worker.is_away = False
@@ -482,6 +484,10 @@ class EventLoop:
         number = int(event.subject) + 1
         self.clock.schedule(Event(_microseconds(every * number), event.kind, number))
 
+    def _pass_barrier(self) -> None:
+        self.travel.pass_barrier()
+        self._round_done()
+
     def _round_done(self) -> None:
         self._tell(
             "checkpoint",
@@ -519,9 +525,9 @@ class EventLoop:
 
     def _release(self, worker: Worker) -> None:
         now = self.state.now
-        if worker.idle_since is not None:
-            worker.blocked += now - worker.idle_since
-            worker.idle_since = None
+        waited = 0 if worker.idle_since is None else now - worker.idle_since
+        worker.blocked += waited
+        worker.idle_since = None
         flight = self._ask(worker, self.strategy.assign(worker))
         flight.sent = self.strategy.model_for(worker)
         worker.flight = flight
@@ -534,6 +540,9 @@ class EventLoop:
         start = self.travel.download(worker, flight, size) if self.clock.is_virtual else now
         worker.version = self.state.version
         if start is not None:
+            if start < now:  # its first forward pass began while others' last slices were under way
+                flight.unblocked = min(now - start, waited)
+                worker.blocked -= flight.unblocked
             self._start_training(worker, flight, start)
 
     @property
@@ -699,13 +708,14 @@ class EventLoop:
         self._engine_errors = self._engine_errors + 1 if is_engine else 0
         self._count_strays()
         index = self.state.index
+        self.travel.arrived(worker, is_taken=isinstance(found, Commit))
         if self._take_in(worker, flight, found):
             since = self.state.commits - self._commits_at_statistics
             if self.options.planner is not None and since >= self.state.num_workers:
                 self._measure_statistics()
             self.state.model_changed()
-        if self.state.index > index:  # a barrier was passed
-            self._round_done()
+        if self.state.index > index:
+            self._pass_barrier()
         if self._members is not None and worker.node_id not in self._members.online:
             self._leave(worker)
         elif worker.failures_in_a_row >= self.options.failures_before_rest:
@@ -780,12 +790,12 @@ class EventLoop:
         else:
             trained = flight.end - flight.start - flight.away
         away = worker.presence.away_between(flight.released, now)
-        overhead = now - flight.released - trained - away
+        overhead = now - flight.released + flight.unblocked - trained - away
         # What it trained on while its last commit travelled was booked as communicating then.
         worker.computing += trained + flight.overlapped
         worker.communicating += overhead - flight.overlapped
         if commit is not None:
-            worker.overhead = overhead
+            worker.overhead = max(overhead, 0)
         keeps = commit is not None and flight.assignment.keeps_model
         worker.trained_until = flight.end if keeps else None
         worker.idle_since = now

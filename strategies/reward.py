@@ -117,6 +117,32 @@ def robust_reward(times: Sequence[float], losses: Sequence[float], target_loss: 
     return 1 / max(begin + length * reached, 1e-9)
 
 
+def slope_reward(times: Sequence[float], losses: Sequence[float], dropped: float = 15.0) -> float:
+    """Return how fast 1/ℓ grows: the slope of a line fitted to 1/ℓ over a window.
+
+    Not published. Where ℓ = 1/(a1² t + a2), the published fit with an asymptote of 0, it is a1².
+
+    Parameters
+    ----------
+    times : Sequence[float]
+        Seconds since the run began; ascending.
+    losses : Sequence[float]
+        The loss at each.
+    dropped : float (default: 15.0)
+        Seconds at the window's start that do not count, in which the rate before still acts; all
+        count where fewer than two samples would be left.
+
+    Returns
+    -------
+    float
+        Of 1/ℓ per second.
+    """
+    kept = [i for i, time in enumerate(times) if time >= times[0] + dropped]
+    chosen = kept if len(kept) > 1 else range(len(times))
+    inverse = [1 / losses[i] for i in chosen]
+    return float(np.polyfit([times[i] for i in chosen], inverse, 1)[0])
+
+
 def smoothed(losses: Sequence[float]) -> NDArray[np.float64]:
     """Return the losses with each inner one replaced by the median of itself and its neighbours."""
     values = np.asarray(losses, np.float64)

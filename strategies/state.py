@@ -66,6 +66,8 @@ class Flight:
         Microseconds a step takes.
     overlapped : int
         Microseconds it trained between its last commit's t1 and t3.
+    unblocked : int
+        Microseconds it trained before `released`, booked as blocked and taken back.
     away : int
         Microseconds of the time from `start` to `end` that it is away.
     plan : WorkerPlan | None
@@ -85,6 +87,7 @@ class Flight:
     arrival: int | None = None
     step: int = 0
     overlapped: int = 0
+    unblocked: int = 0
     away: int = 0
     plan: WorkerPlan | None = None
     sent: ArrayRecord | None = None

@@ -7,6 +7,7 @@ from math import ceil
 from typing import Any
 
 from flower_adsp.strategies.options import LoopOptions
+from flower_adsp.strategies.sliced import SlicedTransfers
 from flower_adsp.strategies.state import FederationState, Flight, Worker
 
 from flower_adsp.clock import MICROSECONDS, Clock, Event, EventKind
@@ -28,17 +29,28 @@ class Travel:
         Whether workers exchange in the rings that `state.hops` has, where they do not with the
         server.
 
+    has_barriers : bool (default: False)
+        Whether all workers wait for each other.
+
     Attributes
     ----------
     state : FederationState
-        The run's; to be set before use.
+        The run's; by `begin`.
     links : SharedLinks | None
         What is under way, where links are shared.
+    sliced : SlicedTransfers | None
+        The slices under way, where transfers are cut into slices.
     number : int
         Of the event that is due when the next transfer ends; earlier ones are out of date.
     """
 
-    def __init__(self, options: LoopOptions, clock: Clock, has_rings: bool = False) -> None:
+    def __init__(
+        self,
+        options: LoopOptions,
+        clock: Clock,
+        has_rings: bool = False,
+        has_barriers: bool = False,
+    ) -> None:
         self.options = options
         self.clock = clock
         self.state: FederationState
@@ -47,17 +59,27 @@ class Travel:
         shares = shares and clock.is_virtual
         self.links = SharedLinks(network.capacity) if shares else None
         self.number = 0
+        self.sliced = None if network.schedule == WHOLE else SlicedTransfers(options, has_barriers)
+
+    def begin(self, state: FederationState) -> None:
+        """Take the state of a run."""
+        self.state = state
+        if self.sliced is not None:
+            self.sliced.state = state
 
     def state_dict(self) -> dict[str, Any]:
         """Return what is under way."""
         links = None if self.links is None else self.links.state_dict()
-        return {"links": links, "number": self.number}
+        sliced = None if self.sliced is None else self.sliced.state_dict()
+        return {"links": links, "sliced": sliced, "number": self.number}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from where `state_dict` was taken."""
         self.number = state["number"]
         if self.links is not None:
             self.links.load_state_dict(state["links"])
+        if self.sliced is not None:
+            self.sliced.load_state_dict(state["sliced"])
 
     def estimate_overhead(self, worker: Worker) -> None:
         """Set O_i to what it should be; it is measured with the first commit."""
@@ -67,12 +89,19 @@ class Travel:
         )
 
     def download(self, worker: Worker, flight: Flight, size: int) -> int | None:
-        """Begin a download; return when training starts, or None where only its end will tell."""
+        """Begin a download; return when training starts, or None where only its end will tell.
+
+        With slices it can start before the worker is released.
+        """
         if self.links is not None:
             self._begin(worker, size, upload=False)
             return None
         download = self._carried(worker, size, upload=False)
-        download -= self._hidden_download(worker, flight)
+        if self.sliced is not None:
+            start = self.sliced.start(worker, flight)
+            if start is not None:
+                return start
+            download -= self.sliced.hidden_download(worker, flight)
         return worker.presence.advance(self.state.now, download)
 
     def pause(self, worker: Worker) -> None:
@@ -114,9 +143,22 @@ class Travel:
             self.clock.schedule(Event(end, EventKind.TRAINED, number))
             return
         upload = self._carried(worker, self.state.upload_bytes(worker), upload=True)
-        upload -= self._hidden_upload(worker, flight)
+        if self.sliced is not None:
+            upload -= self.sliced.hidden_upload(worker, flight)
         flight.arrival = worker.presence.advance(end, upload)
+        if self.sliced is not None:
+            self.sliced.sent(worker, flight, end)
         self.clock.schedule(Event(flight.arrival, EventKind.ARRIVAL, number))
+
+    def arrived(self, worker: Worker, *, is_taken: bool) -> None:
+        """Note that a worker's commit has been taken in, or that it will bring none."""
+        if self.sliced is not None:
+            self.sliced.arrived(worker, is_taken=is_taken)
+
+    def pass_barrier(self) -> None:
+        """Note that a barrier is passed now."""
+        if self.sliced is not None:
+            self.sliced.pass_barrier()
 
     def _carried(self, worker: Worker, size: int, *, upload: bool) -> int:
         """Return the microseconds of a transfer by a worker's own link, or of all together."""
@@ -147,44 +189,6 @@ class Travel:
                 [self.state.workers[id_].profile for id_ in ids], size, upload=True
             )
             for ids, size in groups.items()
-        )
-
-    def _hidden_download(self, worker: Worker, flight: Flight) -> int:
-        """Return the microseconds of its download during which a worker computes already."""
-        if self.options.network.schedule == WHOLE:
-            return 0
-        names = self.state.changed(worker)
-        sizes = {name: self.state.model[name].nbytes for name in names}
-        return self._hidden(worker, flight, sizes, upload=False)
-
-    def _hidden_upload(self, worker: Worker, flight: Flight) -> int:
-        """Return the microseconds of its upload during which a worker still computes."""
-        if self.options.network.schedule == WHOLE:
-            return 0
-        return self._hidden(worker, flight, self.state.upload_sizes(worker), upload=True)
-
-    def _hidden(
-        self, worker: Worker, flight: Flight, sizes: Mapping[str, int], *, upload: bool
-    ) -> int:
-        """Return what computing hides of a transfer: of a step, a third is forward.
-
-        Under a plan, what is left of the step is backward through the layers that it trains.
-        """
-        layers, network = self.options.layers, self.options.network
-        step = flight.step / MICROSECONDS
-        forward = min(step / worker.step_share / 3, step)
-        plan = worker.plan
-        trained = [
-            layer.share if plan is None or plan.slices.keys() & set(layer.names) else 0.0
-            for layer in layers
-        ]
-        total = sum(trained) or 1.0
-        return network.hidden(
-            worker.profile,
-            [sum(sizes.get(name, 0) for name in layer.names) for layer in layers],
-            [forward * layer.share for layer in layers],
-            [(step - forward) * share / total for share in trained],
-            upload=upload,
         )
 
     def _begin(self, worker: Worker, size: float, *, upload: bool) -> None:

@@ -88,7 +88,9 @@ def recorder() -> Recorder:
 def run_folder(tmp_path: Path) -> Callable[..., Path]:
     """Return a function that runs a whole experiment on the in-process grid."""
 
-    def run(name: str, nodes: int = 4, grid_options: Any = None, **run_config: Any) -> Path:
+    def run(
+        name: str, nodes: int = 4, grid_options: Any = None, client: Any = app, **run_config: Any
+    ) -> Path:
         folder = tmp_path / name
         settings = {
             "task": "digits-mlp",
@@ -96,7 +98,7 @@ def run_folder(tmp_path: Path) -> Callable[..., Path]:
             "tracking.report": "off",
             **run_config,
         }
-        with InProcessGrid(app, nodes, settings, **(grid_options or {})) as grid:
+        with InProcessGrid(client, nodes, settings, **(grid_options or {})) as grid:
             run_experiment(grid, load_config(settings))
         return folder
 

@@ -20,6 +20,7 @@ FILES = ("history.jsonl", "summary.json", "model.safetensors")
 BASE = "run.num_rounds=5 run.evaluate_every=7 train.learning_rate=0.05"
 SHORT = "strategy.check_period=20"
 RINGS = "run.num_rounds=4 strategy.num_groups=2 strategy.interval=0.25 network.collective=ring"
+SLICES = "network.schedule=p3 network.slice_size=200"
 MIXED = "strategy.mixed_precision=true"
 CASES = {
     "adsp": (SHORT, {}),
@@ -28,6 +29,7 @@ CASES = {
         {"devices": "lognormal"},
     ),
     "adsp-search": (f"{SHORT} strategy.reward_target=0.5 strategy.epoch=60", {}),
+    "adsp-guarded": (f"{SHORT} strategy.guard=1.0", {}),
     "adsp-overlap": (f"{SHORT} train.momentum=0.5", {}),
     "adsp-plus": (SHORT, {}),
     "adsp, coming and going": (SHORT, {"devices": "coming-and-going"}),
@@ -37,6 +39,7 @@ CASES = {
     ),
     "adsp, int8": (f"{SHORT} network.codec=int8 train.momentum=0.5", {}),
     "bsp": ("run.num_rounds=30", {}),
+    "bsp, slices": ("run.num_rounds=20 network.overhead_s=4 " + SLICES, {"network": "fixed"}),
     "ssp": ("run.num_rounds=20 strategy.pull=blocked strategy.staleness=2", {}),
     "adacomm": ("strategy.interval=10 run.num_rounds=12", {}),
     "batchtune": ("run.num_rounds=12", {}),
@@ -57,7 +60,7 @@ CASES = {
         {"devices": "coming-and-going"},
     ),
     "dsparse": (
-        "run.num_rounds=8 plan.rotate=true plan.period=2 plan.channels=true",
+        f"run.num_rounds=8 plan.rotate=true plan.period=2 plan.channels=true {SLICES}",
         {"task": "mnist-resnet"},
     ),
 }

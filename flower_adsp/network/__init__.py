@@ -1,14 +1,26 @@
 """The network model: how long a payload takes between a device and the server."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
+from math import ceil
 
 from flower_adsp.clock import MICROSECONDS
 from flower_adsp.codec import AS_IT_IS, CODECS
 from flower_adsp.devices import DeviceProfile
 from flower_adsp.errors import require, unknown
 from flower_adsp.network.collectives import COLLECTIVES, STAR, Card, plan_collective
-from flower_adsp.network.slices import SCHEDULES, SLICE_SIZE, WHOLE, Layer, Link, hidden_seconds
+from flower_adsp.network.slices import (
+    SCHEDULES,
+    SLICE_SIZE,
+    WHOLE,
+    Layer,
+    Link,
+    hidden_seconds,
+    next_forward_end,
+    queued,
+    uploaded,
+)
 
 _NO_LIMIT = 1e9  # Mbit/s
 _SHARED = ("server_up_mbps", "server_down_mbps", "site_up_mbps", "site_down_mbps")
@@ -50,7 +62,8 @@ class Network:
         In virtual time, how the parameters of a transfer are ordered: ``whole`` for one message, as
         Flower has it, of which nothing is used before all is there; ``fifo``, ``p3`` or ``reverse``
         for slices, so that the first forward pass and the last backward pass of an assignment hide
-        part of the transfers (`flower_adsp.network.slices`).
+        part of the transfers, and the server sends a slice on as soon as it has it from all that a
+        barrier waits for (`flower_adsp.network.slices`).
     slice_size : int (default: 40,000)
         Parameters in a slice.
     window : int (default: 1)
@@ -163,13 +176,7 @@ class Network:
         return self._alone(profile, num_bytes, upload=False)
 
     def hidden(
-        self,
-        profile: DeviceProfile,
-        sizes: Sequence[int],
-        forward_s: Sequence[float],
-        backward_s: Sequence[float],
-        *,
-        upload: bool,
+        self, profile: DeviceProfile, layers: Sequence[Layer], num_bytes: int, *, upload: bool
     ) -> int:
         """Return the microseconds of a transfer that its device's computing hides.
 
@@ -177,28 +184,91 @@ class Network:
         ----------
         profile : DeviceProfile
             The device.
-        sizes : Sequence[int]
-            Bytes of each layer, in forward order.
-        forward_s, backward_s : Sequence[float]
-            Seconds in which the device computes each.
+        layers : Sequence[Layer]
+            What is transferred of each, in forward order, and in what time the device computes it.
+        num_bytes : int
+            Of all layers.
         upload : bool
             Whether it is from the device to the server.
         """
-        took = self._alone(profile, sum(sizes), upload=upload)
-        if self.overhead_s is None:
-            took -= round(profile.latency_s * MICROSECONDS)
-        if self.schedule == WHOLE or took <= 0 or not sum(sizes):
+        link = self._link(profile, num_bytes)
+        if self.schedule == WHOLE or link is None:
             return 0
-        # Bits over microseconds are Mbit/s; the slices are of four bytes a parameter.
-        mbps = sum(sizes) * 8 / took
-        layers = [
-            Layer(size // 4, forward, backward)
-            for size, forward, backward in zip(sizes, forward_s, backward_s, strict=True)
-        ]
-        down, up = hidden_seconds(
-            layers, Link(mbps, mbps), self.schedule, self.slice_size, self.window
-        )
+        down, up = hidden_seconds(layers, link, *self._slicing)
+        took = self._alone(profile, num_bytes, upload=upload)
         return min(int((up if upload else down) * MICROSECONDS), took)
+
+    def uploaded(
+        self, profile: DeviceProfile, layers: Sequence[Layer], num_bytes: int
+    ) -> list[tuple[int, int]]:
+        """Return the layer of each slice, and the microseconds until the server has it.
+
+        They count from the start of the backward pass; parameters are those of `hidden`.
+        """
+        link = self._link(profile, num_bytes)
+        if link is None:
+            return []
+        slices = queued(layers, self.slice_size)
+        seconds = uploaded(layers, link, *self._slicing)
+        return [
+            (each.layer, ceil(after * MICROSECONDS))
+            for each, after in zip(slices, seconds, strict=True)
+        ]
+
+    def next_forward_end(
+        self,
+        profile: DeviceProfile,
+        layers: Sequence[Layer],
+        num_bytes: int,
+        ready: Sequence[Sequence[int]],
+        otherwise: int,
+        idle: int,
+    ) -> int:
+        """Return the microsecond at which a device's next forward pass is done.
+
+        Parameters
+        ----------
+        profile, layers, num_bytes
+            As for `hidden`.
+        ready : Sequence[Sequence[int]]
+            By layer: when the server can send each slice; where the times are not as many as the
+            slices, the latest holds for all.
+        otherwise : int
+            When it can send a layer for which `ready` has nothing.
+        idle : int
+            When the device can compute.
+        """
+        link = self._link(profile, num_bytes)
+        slices = queued(layers, self.slice_size)
+        at = {
+            layer: list(ready[layer])
+            if len(ready[layer]) == number
+            else [max(ready[layer], default=otherwise)] * number
+            for layer, number in Counter(each.layer for each in slices).items()
+        }
+        seconds = [
+            at[each.layer][each.start // self.slice_size] / MICROSECONDS for each in slices
+        ]
+        done = next_forward_end(
+            layers, link or Link(_NO_LIMIT, _NO_LIMIT), seconds, idle / MICROSECONDS, *self._slicing
+        )
+        return ceil(done * MICROSECONDS)
+
+    @property
+    def _slicing(self) -> tuple[str, int, int]:
+        return self.schedule, self.slice_size, self.window
+
+    def _link(self, profile: DeviceProfile, num_bytes: int) -> Link | None:
+        """Return what carries slices; None where they take no time."""
+        if not num_bytes:
+            return None
+        latency = 0.0 if self.overhead_s is not None else profile.latency_s
+
+        def mbps(*, upload: bool) -> float:
+            seconds = self._alone(profile, num_bytes, upload=upload) / MICROSECONDS - latency
+            return num_bytes * 8 / 1e6 / seconds if seconds > 0 else _NO_LIMIT
+
+        return Link(mbps(upload=True), mbps(upload=False), latency)
 
     def _alone(self, profile: DeviceProfile, num_bytes: int, *, upload: bool) -> int:
         if self.overhead_s is not None:

@@ -176,10 +176,67 @@ def gradients_ready(layers: Sequence[Layer]) -> list[float]:
     return list(accumulate(layer.backward_s for layer in reversed(layers)))[::-1]
 
 
-def _queued(layers: Sequence[Layer], slice_size: int | None) -> list[ParameterSlice]:
+def queued(layers: Sequence[Layer], slice_size: int | None = SLICE_SIZE) -> list[ParameterSlice]:
     """Return the slices in the order in which backward gives them: the last layer first."""
     slices = slice_layers([layer.parameters for layer in layers], slice_size)
     return sorted(slices, key=lambda each: (-each.layer, each.start))
+
+
+def uploaded(
+    layers: Sequence[Layer],
+    link: Link,
+    schedule: str = "p3",
+    slice_size: int | None = SLICE_SIZE,
+    window: int = 1,
+) -> list[float]:
+    """Return, from the start of backward, when the server has each slice, as `queued` has them.
+
+    Parameters
+    ----------
+    layers, link, schedule, slice_size, window
+        As for `iteration_seconds`; the schedule is one of slices.
+    """
+    slices = queued(layers, slice_size)
+    places, gradients = [each.layer for each in slices], gradients_ready(layers)
+    ready = [gradients[layer] for layer in places]
+    sent = send(ready, places, link.seconds(slices, upload=True), schedule, window)
+    return [end + link.latency_s for end in sent]
+
+
+def next_forward_end(
+    layers: Sequence[Layer],
+    link: Link,
+    ready: Sequence[float],
+    idle: float,
+    schedule: str = "p3",
+    slice_size: int | None = SLICE_SIZE,
+    window: int = 1,
+) -> float:
+    """Return when a worker's next forward pass is done, each slice being sent once it is ready.
+
+    Parameters
+    ----------
+    layers, link, schedule, slice_size, window
+        As for `iteration_seconds`; the schedule is one of slices.
+    ready : Sequence[float]
+        Seconds at which the server has each slice of all that it waits for, as `queued` has them.
+    idle : float
+        Seconds at which the worker can compute again.
+    """
+    slices = queued(layers, slice_size)
+    order = sorted(range(len(slices)), key=lambda index: (ready[index], index))
+    chosen = [slices[index] for index in order]
+    down = send(
+        [ready[index] for index in order],
+        [each.layer for each in chosen],
+        link.seconds(chosen, upload=False),
+        schedule,
+        window,
+    )
+    there = [idle] * len(layers)  # layers without parameters wait only for those before them
+    for each, arrival in zip(chosen, down, strict=True):
+        there[each.layer] = max(there[each.layer], arrival + link.latency_s)
+    return forward_end(there, [layer.forward_s for layer in layers])
 
 
 def iteration_seconds(
@@ -208,33 +265,14 @@ def iteration_seconds(
     window : int (default: 1)
         See `send`.
     """
-    forward = [layer.forward_s for layer in layers]
+    backward = sum(layer.backward_s for layer in layers)
     if schedule == WHOLE:
         everything = [ParameterSlice(0, 0, sum(layer.parameters for layer in layers))]
         transfers = sum(sum(link.seconds(everything, upload=way)) for way in (True, False))
-        backward = sum(layer.backward_s for layer in layers)
-        return backward + 2 * link.latency_s + transfers + sum(forward)
-    slices = _queued(layers, slice_size)
-    gradients = gradients_ready(layers)
-    places = [each.layer for each in slices]
-    ready = [gradients[layer] for layer in places]
-    up = send(ready, places, link.seconds(slices, upload=True), schedule, window)
-    at_server = [arrival + link.latency_s for arrival in up]
-    order = sorted(range(len(slices)), key=lambda index: (up[index], index))
-    down = send(
-        [at_server[index] for index in order],
-        [places[index] for index in order],
-        link.seconds([slices[index] for index in order], upload=False),
-        schedule,
-        window,
-    )
-    there = [0.0] * len(layers)
-    for index, arrival in zip(order, down, strict=True):
-        layer = places[index]
-        there[layer] = max(there[layer], arrival + link.latency_s)
-    # Layers without parameters wait only for those before them; forward follows backward.
-    there[0] = max(there[0], gradients[0])
-    return forward_end(there, forward)
+        forward = sum(layer.forward_s for layer in layers)
+        return backward + 2 * link.latency_s + transfers + forward
+    how = schedule, slice_size, window
+    return next_forward_end(layers, link, uploaded(layers, link, *how), backward, *how)
 
 
 def hidden_seconds(
@@ -261,18 +299,12 @@ def hidden_seconds(
     """
     if schedule == WHOLE:
         return 0.0, 0.0
-    slices = _queued(layers, slice_size)
-    places = [each.layer for each in slices]
-    seconds = link.seconds(slices, upload=False)
-    down = send([0.0] * len(slices), places, seconds, schedule, window)
-    there = [0.0] * len(layers)
-    for layer, arrival in zip(places, down, strict=True):
-        there[layer] = max(there[layer], arrival)
-    forward = [layer.forward_s for layer in layers]
-    hidden_down = sum(seconds) + sum(forward) - forward_end(there, forward)
-    gradients = gradients_ready(layers)
-    ready = [gradients[layer] for layer in places]
-    seconds = link.seconds(slices, upload=True)
-    up = send(ready, places, seconds, schedule, window)
-    hidden_up = gradients[0] + sum(seconds) - max([gradients[0], *up])
+    how = schedule, slice_size, window
+    slices = queued(layers, slice_size)
+    forward = sum(layer.forward_s for layer in layers)
+    backward = sum(layer.backward_s for layer in layers)
+    done = next_forward_end(layers, link, [0.0] * len(slices), 0.0, *how)
+    hidden_down = link.latency_s + sum(link.seconds(slices, upload=False)) + forward - done
+    there = max([backward + link.latency_s, *uploaded(layers, link, *how)])
+    hidden_up = link.latency_s + backward + sum(link.seconds(slices, upload=True)) - there
     return max(hidden_down, 0.0), max(hidden_up, 0.0)

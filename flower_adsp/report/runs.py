@@ -128,9 +128,11 @@ def _spans(answers: list[Record], absences: list[tuple[float, float]], end: floa
     for record in answers:
         released, started = record["released"], record["started"]
         trained = record.get("trained", record["t"])
+        began = min(released, started)  # with slices, a first forward pass may begin before
         if now is not None:
-            spans += _idle(now, released, absences)
-        spans.append(Span(released, started, COMMUNICATING))
+            spans[-1] = replace(spans[-1], end=min(now, began))
+            spans += _idle(now, began, absences)
+        spans.append(Span(began, started, COMMUNICATING))
         spans.append(Span(started, max(started, trained), COMPUTING))
         spans.append(Span(max(started, trained), record["t"], COMMUNICATING))
         now = record["t"]

@@ -2,8 +2,10 @@ import itertools
 from typing import Any
 
 import pytest
-from flower_adsp.strategies import Adsp, AdspOverlap, LoopOptions
+from flower_adsp.strategies import Adsp, AdspGuarded, AdspOverlap, LoopOptions
 from flower_adsp.strategies.adsp_overlap import hidden_rate
+from flower_adsp.strategies.commit_rate import GuardedSearch
+from flower_adsp.strategies.reward import slope_reward
 from flwr.app import ArrayRecord, MetricRecord
 
 from flower_adsp.errors import ConfigError
@@ -84,6 +86,35 @@ def test_a_search_says_what_it_needs(options: Any, evaluate: Any, said: str) -> 
 def test_bad_settings_are_named(settings: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         Adsp(**settings)
+
+
+def test_a_guarded_search_begins_near_the_optimum_and_goes_by_the_slope() -> None:
+    recorder = Recorder()
+    loop = LoopOptions(network=Network(2.0), callbacks=[recorder], evaluate_every=4.0)
+    strategy = AdspGuarded(check_period=20, drift=1.6, guard=0.9, gain=1.0, loop=loop)
+    configs = [{"seconds_per_sample": seconds} for seconds in (0.25, 0.5, 1.0)]
+    with toy_grid(3, node_configs=configs) as grid:
+        run_toy(strategy, grid, rounds=8, lr=0.02, evaluate_fn=evaluate_distance)
+    records, search = recorder.of("checkpoint"), GuardedSearch(4, gain=1.0, guard=0.9)
+    samples = [(record["t"], record["loss"]) for record in recorder.of("evaluation")]
+    for record in records:
+        now = record["t"]
+        window = [(t, loss) for t, loss in samples if now - 20 <= t <= now]
+        assert record["slope_reward"] == slope_reward(*zip(*window, strict=True))
+        search.end_window(record["slope_reward"], window[-1][1] / samples[0][1])
+        assert (record["commit_rate"], record["is_searching"]) == (
+            search.rate, search.is_searching
+        )  # fmt: skip
+    assert len({record["commit_rate"] for record in records}) > 1  # it has moved
+    for worker in recorder.state.workers.values():
+        assert worker.spent(recorder.state.now)[2] == 0  # and nobody has waited
+
+
+def test_a_guarded_search_needs_losses_but_no_aim() -> None:
+    with toy_grid(2) as grid, pytest.raises(ConfigError, match="evaluate_every"):
+        run_toy(AdspGuarded(), grid, rounds=1)
+    with pytest.raises(ConfigError, match=r"drift = 0\.0"):
+        AdspGuarded(drift=0.0)
 
 
 # ---------------------------------------------------------------------------------------- overlap

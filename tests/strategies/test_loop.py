@@ -519,6 +519,16 @@ def test_in_real_time_a_device_that_keeps_failing_rests_between_tries() -> None:
     assert 3 <= len(recorder.of("refused")) <= 4  # three, and one after a second
 
 
+def test_in_real_time_a_node_far_faster_than_its_profile_is_believed() -> None:
+    recorder = Recorder()
+    loop = LoopOptions(clock="wall", callbacks=[recorder])
+    strategy = Adsp(check_period=0.5, commit_rate=2, loop=loop)
+    with toy_grid(2, node_configs=[{"seconds_per_sample": 1000.0}] * 2, threads=2) as grid:
+        run_toy(strategy, grid, rounds=2)
+    assert not recorder.of("refused")
+    assert all(worker.commits for worker in recorder.state.workers.values())
+
+
 # ------------------------------------------------------------------------------------------- mods
 
 

@@ -7,6 +7,7 @@ from flower_adsp.strategies.reward import (
     fit_as_published,
     reward_as_published,
     robust_reward,
+    slope_reward,
     smoothed,
 )
 from hypothesis import given, settings
@@ -96,3 +97,13 @@ def test_the_robust_reward_is_never_negative_nor_undefined(
     reward = robust_reward(times, losses, target)
     assert isfinite(reward)
     assert reward >= 0
+
+
+@given(st.floats(0.05, 3), st.floats(0.2, 2), st.floats(0, 1000))
+def test_the_slope_is_that_of_a_decay_to_zero(a1: float, a2: float, begin: float) -> None:
+    times = [begin + 15.0 * i for i in range(5)]
+    losses = [1 / (a1**2 * (t - begin) + a2) for t in times]
+    assert slope_reward(times, losses) == pytest.approx(a1**2)
+    # The first 15 s do not count, unless nothing would be left.
+    assert slope_reward(times, [9.0, *losses[1:]]) == pytest.approx(a1**2)
+    assert slope_reward(times[:2], losses[:2]) == pytest.approx(a1**2)

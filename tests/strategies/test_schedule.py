@@ -1,5 +1,6 @@
 """Slices sent by priority: the same model, in less time."""
 
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -8,11 +9,15 @@ from typing import Any
 import pytest
 from flower_adsp.strategies import Adsp, Bsp, LoopOptions
 
+from flower_adsp.client_app import app
 from flower_adsp.config import load_config
 from flower_adsp.errors import ConfigError
 from flower_adsp.network import Network
-from flower_adsp.network.slices import SCHEDULES
-from tests.conftest import Recorder, run_toy, toy_grid, weight
+from flower_adsp.network.slices import SCHEDULES, Layer, Link, iteration_seconds
+from flower_adsp.sparse.profile import layer_costs
+from flower_adsp.tasks.batches import first_batch
+from flower_adsp.tasks.build import build_task
+from tests.conftest import Recorder, run_toy, spoil, toy_grid, weight
 
 Run = Callable[..., Path]
 
@@ -50,6 +55,73 @@ def test_barriers_make_the_same_model_and_priority_is_fastest(
     assert len(models) == 1
     seconds = {name: summary(folder)["seconds"] for name, folder in folders.items()}
     assert seconds["p3"] < seconds["fifo"] == seconds["reverse"] < seconds["whole"]
+
+
+RATES = (0.02, 0.04, 0.04, 0.06)  # Mbit/s up: slices of the last layer wait for the first
+
+
+def started(folder: Path, worker: int = 0) -> list[float]:
+    records = map(json.loads, (folder / "history.jsonl").open())
+    return [r["started"] for r in records if r["event"] == "commit" and r["worker"] == worker]
+
+
+@pytest.mark.parametrize("schedule", ["fifo", "p3", "reverse"])
+@pytest.mark.parametrize("window", [1, 3])
+def test_equal_workers_take_an_iteration_each(run_folder: Run, schedule: str, window: int) -> None:
+    link = {"up_mbps": 0.2, "down_mbps": 0.3, "latency_s": 0.01}
+    folder = run_folder(
+        "equal",
+        strategy="bsp",
+        devices="uniform",
+        grid_options={"node_configs": [link] * 4},
+        overrides=f"{SLOW} run.num_rounds=5 network.schedule={schedule} network.window={window} "
+        "strategy.local_steps=1 task.batch_size=16",
+    )
+    task = build_task(load_config({"task": "digits-mlp"}))
+    batch = first_batch(task)
+    costs = layer_costs(task.build_model(), lambda model: task.loss(model, batch))
+    state = task.build_model().state_dict()
+    step = 16 * 0.03125
+    layers = [
+        Layer(
+            sum(state[name].numel() for name in cost.names),
+            cost.share * step / 3,
+            cost.share * step * 2 / 3,
+        )
+        for cost in costs
+    ]
+    expected = iteration_seconds(layers, Link(0.2, 0.3, 0.01), schedule, 200, window)
+    periods = [b - a for a, b in itertools.pairwise(started(folder))]
+    assert periods == pytest.approx([expected] * len(periods), abs=1e-5)
+    for device in summary(folder)["devices"]:
+        shares = [device[key] for key in ("computing", "communicating", "blocked")]
+        assert sum(shares) == pytest.approx(1)
+        assert min(shares) >= 0
+
+
+def test_slices_go_on_at_once_unless_a_commit_is_lost(run_folder: Run) -> None:
+    def lose(message: Any) -> Any:
+        metrics = message.content["metrics"]
+        if metrics["assignment-id"] == 5:  # the second of a worker
+            metrics["num-examples"] = 0
+        return message
+
+    common = f"{SLOW} run.num_rounds=5 network.schedule=p3 strategy.local_steps=1"
+    early = []
+    for name, client in (("all", app), ("one lost", spoil(app, lose))):
+        options = {"strategy": "bsp", "devices": "uniform", "overrides": common}
+        grid_options = {"node_configs": [{"up_mbps": rate, "latency_s": 0.01} for rate in RATES]}
+        folder = run_folder(name, client=client, grid_options=grid_options, **options)
+        records = [json.loads(line) for line in (folder / "history.jsonl").open()]
+        commits = [r for r in records if r["event"] == "commit"]
+        assert sum(r["event"] == "refused" for r in records) == (name != "all")
+        rounds = sorted({r["released"] for r in commits})
+        early.append(
+            [any(r["started"] < r["released"] for r in commits if r["released"] == at)
+             for at in rounds]
+        )  # fmt: skip
+    # The first model comes from the server; after the round with the loss all wait for its end.
+    assert early == [[False, True, True, True, True], [False, True, False, True, True]]
 
 
 def test_what_adsp_hides_is_not_communicating(run_folder: Run) -> None:
