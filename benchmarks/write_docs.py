@@ -441,6 +441,12 @@ def page() -> str:
         "counts. Overhead is what one commit costs; the slowest step takes 4 s.",
         "",
     ]
+    excess = "; ".join(f"{k} {100 * v:+.0f} %" for k, v in losses["search_excess"].items())
+    lines += [
+        "How much longer a search takes than the best fixed rate, its own time counted, median of",
+        f"the cells: {excess}.",
+        "",
+    ]
     cells = by_cell(losses["rows"])
     for cell, rows in cells.items():
         saved = [e for e in losses["saving_vs"] if tuple(e[key] for key in CELL) == cell]

@@ -246,9 +246,7 @@ class Network:
             else [max(ready[layer], default=otherwise)] * number
             for layer, number in Counter(each.layer for each in slices).items()
         }
-        seconds = [
-            at[each.layer][each.start // self.slice_size] / MICROSECONDS for each in slices
-        ]
+        seconds = [at[each.layer][each.start // self.slice_size] / MICROSECONDS for each in slices]
         done = next_forward_end(
             layers, link or Link(_NO_LIMIT, _NO_LIMIT), seconds, idle / MICROSECONDS, *self._slicing
         )
