@@ -16,8 +16,9 @@ $(STAMP): pyproject.toml
 run: $(STAMP)
 	$(BIN)/flower-adsp run $(ARGS)
 
+# Two files of tests at a time; most of what they do is waiting for processes to start.
 test: $(STAMP)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 # Real SuperNodes on the loopback interface; takes seven minutes.
 test-deploy: $(STAMP)

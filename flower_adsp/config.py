@@ -51,6 +51,7 @@ class RunSettings:
     num_rounds: int = 20
     max_seconds: float | None = None
     target_loss: float | None = None
+    smoothing_seconds: float = 60.0
     evaluate_every: float | None = None
     clock: str = "auto"
     weighting: str = "equal"
@@ -475,7 +476,7 @@ def _check_run(run: RunSettings) -> None:
         run.min_available_nodes,
         "at least 1",
     )
-    for key in ("node_timeout", "reply_timeout"):
+    for key in ("smoothing_seconds", "node_timeout", "reply_timeout"):
         require(getattr(run, key) > 0, f"run.{key}", getattr(run, key), "above 0")
     least = run.failures_before_rest
     require(least >= 1, "run.failures_before_rest", least, "at least 1")

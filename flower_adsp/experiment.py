@@ -257,6 +257,7 @@ def _build_strategy(
         evaluate_every=run.evaluate_every,
         max_seconds=run.max_seconds,
         target_loss=run.target_loss,
+        smoothing_seconds=run.smoothing_seconds,
         min_available_nodes=run.min_available_nodes,
         node_timeout=run.node_timeout,
         stock_profiles=[profile for profile, count in config.devices.profiles for _ in range(count)]

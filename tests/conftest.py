@@ -1,7 +1,9 @@
 """Helpers that the tests share."""
 
 import sys
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,20 @@ def running(*marks: str) -> set[tuple[int, str]]:
         for process in processes()
         if environment in process.arguments and any(mark in process.arguments for mark in marks)
     }
+
+
+@contextmanager
+def leaving_nothing(*marks: str) -> Iterator[None]:
+    """Check that no process is left whose command holds one of the marks.
+
+    Tests that run beside this one may have some for a moment.
+    """
+    before = running(*marks)
+    yield
+    deadline = time.monotonic() + 10
+    while (left := running(*marks) - before) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert not left
 
 
 class Recorder(Callback):

@@ -20,7 +20,7 @@ import flower_adsp
 from flower_adsp.config import load_config
 from flower_adsp.deployment import LocalDeployment
 from flower_adsp.launch import RunFailed
-from tests.conftest import running
+from tests.conftest import leaving_nothing
 
 pytestmark = [pytest.mark.deploy, pytest.mark.timeout(600)]
 
@@ -41,9 +41,8 @@ PROCESSES = ("flower-superlink", "flower-supernode", "flwr-serverapp", "flwr-cli
 
 @pytest.fixture(autouse=True)
 def nothing_is_left() -> Iterator[None]:
-    before = running(*PROCESSES)
-    yield
-    assert running(*PROCESSES) <= before
+    with leaving_nothing(*PROCESSES):
+        yield
 
 
 def settings(folder: Path, rounds: int, **more: Any) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from flower_adsp.config import load_config
 from flower_adsp.experiment import run_experiment
 from flower_adsp.launch import LocalSuperLink, RunFailed, run_simulation
 from flower_adsp.testing import InProcessGrid
-from tests.conftest import running
+from tests.conftest import leaving_nothing
 
 ROOT = Path(flower_adsp.__file__).resolve().parent.parent
 SETTINGS = {
@@ -31,14 +31,13 @@ SETTINGS = {
     "tracking.report": "off",
 }
 DETERMINISTIC = ("history.jsonl", "model.safetensors", "summary.json")
-PROCESSES = ("flower-superlink", "flower-simulation", "flwr-serverapp", "raylet", "gcs_server")
+PROCESSES = ("flower-superlink", "flwr-simulation", "flwr-serverapp", "raylet", "gcs_server")
 
 
 @pytest.fixture(autouse=True)
 def nothing_is_left() -> Iterator[None]:
-    before = running(*PROCESSES)
-    yield
-    assert running(*PROCESSES) <= before
+    with leaving_nothing(*PROCESSES):
+        yield
 
 
 def in_process(folder: Path, nodes: int, **settings: Any) -> Path:

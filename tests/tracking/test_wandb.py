@@ -13,7 +13,7 @@ from flower_adsp.config import load_config
 from flower_adsp.errors import ConfigError
 from flower_adsp.experiment import run_experiment
 from flower_adsp.testing import InProcessGrid
-from tests.conftest import running
+from tests.conftest import leaving_nothing
 
 Runner = Callable[..., Path]
 _BLOCK, _HEADER = 32768, 7
@@ -31,9 +31,8 @@ def no_service_is_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Itera
     for name in ("WANDB_CACHE_DIR", "WANDB_DATA_DIR", "WANDB_CONFIG_DIR", "HOME"):
         monkeypatch.setenv(name, str(tmp_path / "home"))
     monkeypatch.setenv("NETRC", str(tmp_path / "home" / "netrc"))
-    before = running("wandb-core")
-    yield
-    assert running("wandb-core") <= before
+    with leaving_nothing("wandb-core"):
+        yield
 
 
 def records(file: Path) -> list[Any]:
