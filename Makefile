@@ -18,7 +18,7 @@ run: $(STAMP)
 
 # Two files of tests at a time; most of what they do is waiting for processes to start.
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # Real SuperNodes on the loopback interface; takes seven minutes.
 test-deploy: $(STAMP)

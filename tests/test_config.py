@@ -115,6 +115,7 @@ def test_a_target_that_makes_no_task_is_refused() -> None:
         ({"overrides": "run.weighting=size"}, ["run.weighting", "examples"]),
         ({"overrides": "run.max_seconds=-4"}, ["run.max_seconds", "-4", "above 0"]),
         ({"overrides": "run.min_available_nodes=0"}, ["run.min_available_nodes", "0"]),
+        ({"overrides": "run.smoothing_seconds=0"}, ["run.smoothing_seconds", "0", "above 0"]),
         ({"overrides": "train.learning_rate=0"}, ["train.learning_rate", "0", "above 0"]),
         ({"overrides": "train.momentum=1"}, ["train.momentum", "1", "below 1"]),
         ({"overrides": "train.device=tpu"}, ["train.device", "'tpu'", "cuda"]),
