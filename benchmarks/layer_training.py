@@ -1,4 +1,4 @@
-"""What training parts of a model does to accuracy, to aggregation and to the time to a loss.
+"""What training parts of a model does to accuracy and to aggregation.
 
 `mnist-resnet` in mini-batches of 16 over seven devices, from scratch: a network and an input size
 for which many runs fit the time. Budgets are fractions of the peak of stock training, as in
@@ -13,7 +13,7 @@ import statistics
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -29,10 +29,9 @@ from flower_adsp.tasks.build import build_task
 CACHE = Path(__file__).resolve().parents[1] / "build" / "benchmarks" / "layer_training"
 TASK, SIZE = "mnist-resnet", "task.batch_size=16"
 TIGHT = (0.6, 0.5, 0.4, 0.4, 0.35, 0.3, 0.25)
-WIDE = (1.1, 0.6, 0.5, 0.4, 0.35, 0.3, 0.25)
 EQUAL = (0.03125,) * 7
-UNEQUAL = (0.015625, 0.015625, 0.03125, 0.03125, 0.03125, 0.0625, 0.0625)
-STEPS, RATE, TARGET = 1500, 0.2, 0.25
+STEPS, RATE = 1500, 0.2
+EVERY, WINDOW, MOST_SECONDS = 5, 20, 1000  # of runs to a loss
 MBPS, LATENCY = 20.0, 0.01
 DECAY = "train.half_life=200"
 UNITS = "dsparse, whole units"
@@ -99,7 +98,10 @@ def _run(job: Job) -> dict[str, Any]:
             for i, (budget, speed) in enumerate(zip(job.budgets, job.speeds, strict=True))
         ]
         preset.write_text("\n".join(["profiles:", *lines]) + "\n")
-        until = "" if job.until is None else f"run.target_loss={job.until} run.max_seconds=4000"
+        until = ""
+        if job.until is not None:
+            until = f"run.target_loss={job.until} run.smoothing_seconds={WINDOW}"
+            until += f" run.max_seconds={MOST_SECONDS}"
         settings = {
             "strategy": job.strategy,
             "plan": job.plan,
@@ -111,7 +113,8 @@ def _run(job: Job) -> dict[str, Any]:
             "tracking.progress": "off",
             "tracking.report": "off",
             "overrides": f"{SIZE} train.learning_rate={RATE} run.num_rounds={job.rounds} "
-            f"run.evaluate_every={'null' if job.until is None else 15} {until} {job.settings}",
+            f"run.evaluate_every={'null' if job.until is None else EVERY} {until} "
+            f"run.min_available_nodes=1 {job.settings}",
         }
         with InProcessGrid(app, len(job.budgets), settings) as grid:
             numbers = run_experiment(grid, load_config(settings))
@@ -309,31 +312,6 @@ def aggregation_rows(
     return rows, summary
 
 
-def time_rows(pool: ProcessPoolExecutor, seeds: list[int]) -> list[dict[str, Any]]:
-    """Return the virtual time to a loss on unequal devices, with and without waiting."""
-    base = Job("dsparse", "dsparse", "", 0, WIDE, UNEQUAL, 10**6, TARGET)
-    units = " plan.channels=false"
-    choices = {
-        "adsp, plan": replace(base, strategy="adsp", settings=f"strategy.commit_rate=8{units}"),
-        "dsparse, 10 steps": replace(base, settings=f"strategy.local_steps=10{units}"),
-    }
-    rows = []
-    for name, job in choices.items():
-        results = list(pool.map(run, [replace(job, seed=seed) for seed in seeds]))
-        seconds = [result["seconds"] for result in results]
-        reached = [each for each in seconds if each is not None]
-        rows.append(
-            {
-                "strategy": name,
-                "target_loss": TARGET,
-                "seconds": seconds,
-                "seconds_median": statistics.median(reached) if reached else None,
-                "accuracy": statistics.fmean(result["accuracy"] for result in results),
-            }
-        )
-    return rows
-
-
 def training(quick: bool) -> tuple[list[int], dict[str, Any], Mapping[str, Any]]:
     """Run it all; return the seeds, the rows and the numbers they come to."""
     seeds = [1] if quick else [1, 2, 3, 4]
@@ -343,8 +321,6 @@ def training(quick: bool) -> tuple[list[int], dict[str, Any], Mapping[str, Any]]
         accuracy, summary = accuracy_rows(pool, seeds, methods, steps)
         print_table(accuracy, ["method", "accuracy_mean", "loss_mean", "gap", "gap_interval",
                                "uncovered"])  # fmt: skip
-        times = [] if quick else time_rows(pool, seeds[:2])
-        print_table(times, ["strategy", "seconds_median", "seconds", "accuracy"])
         rows, more = aggregation_rows(pool, seeds, (10,), steps)
         print_table(rows, ["method", "local_steps", "rounds", "star_seconds", "ring_seconds"])
-    return seeds, {"accuracy": accuracy, "aggregation": rows, "time": times}, summary | more
+    return seeds, {"accuracy": accuracy, "aggregation": rows}, summary | more

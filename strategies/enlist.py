@@ -100,10 +100,12 @@ def _give_up_if_late(answers: _Answers, options: LoopOptions, quiet: float) -> N
     is_all = 0 < answers.expected <= len(answers) + len(answers.failed)
     if quiet < (min(_SETTLE_SECONDS, options.node_timeout) if is_all else options.node_timeout):
         return
-    needed = options.min_available_nodes
+    needed, name = options.min_available_nodes, "min_available_nodes"
+    if options.clock == "virtual" and answers.expected > needed:
+        needed, name = answers.expected, "num-partitions"
     failures = "".join(f"\n  node {node}: {why}" for node, why in answers.failed.items())
     raise NodeCountError(
-        f"min_available_nodes = {needed}, but only {len(answers)} nodes have answered within "
+        f"{name} = {needed}, but only {len(answers)} nodes have answered within "
         f"{quiet:.0f} s. In a simulation, set their number: "
         f'flwr run . --stream --federation-config "num-supernodes={needed}"; '
         f"in a deployment, start more SuperNodes or raise node_timeout.{failures}"

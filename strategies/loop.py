@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Mapping
 from logging import INFO, WARNING
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -126,6 +127,7 @@ class EventLoop:
         self._num_rounds = 0
         self._commits_at_statistics = 0
         self._is_over = False
+        self._has_diverged = False
         self._evaluated: tuple[int, int] | None = None
         self._metrics: MetricRecord | None = None
         self.smoothed = TrailingMean(self.options.smoothing_seconds)
@@ -865,6 +867,7 @@ class EventLoop:
         }
         loss = metrics.get("loss")
         if isinstance(loss, int | float):
+            self._warn_of_divergence(float(loss))
             smoothed = self.smoothed.add(self.state.seconds, float(loss))
             record["smoothed_loss"] = smoothed
             target = self.options.target_loss
@@ -872,6 +875,20 @@ class EventLoop:
                 record["reached_target"] = True
                 self._is_over = True
         self._tell("evaluation", **record)
+
+    def _warn_of_divergence(self, loss: float) -> None:
+        if isfinite(loss) or self._has_diverged:
+            return
+        self._has_diverged = True
+        log(
+            WARNING,
+            "the loss is %s at t = %.1f s: training has diverged, and will hardly come back; a "
+            "lower learning rate (%g now) or a norm_limit (%s now) may help",
+            loss,
+            self.state.seconds,
+            self._learning_rate(),
+            self.options.norm_limit,
+        )
 
     def _tell(self, event: str, **record: Any) -> None:
         full: Mapping[str, Any] = {"event": event, "t": self.state.seconds, **record}

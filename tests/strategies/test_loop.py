@@ -529,6 +529,18 @@ def test_in_real_time_a_node_far_faster_than_its_profile_is_believed() -> None:
     assert all(worker.commits for worker in recorder.state.workers.values())
 
 
+def test_a_loss_that_is_not_finite_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    def evaluate(index: int, arrays: ArrayRecord) -> MetricRecord:
+        return MetricRecord({"loss": 1.0 if index < 2 else float("nan")})
+
+    with toy_grid(2) as grid:
+        run_toy(adsp(Recorder()), grid, rounds=4, lr=0.125, evaluate_fn=evaluate)
+    said = [r.getMessage() for r in caplog.records if "diverged" in r.getMessage()]
+    assert len(said) == 1
+    assert "the loss is nan at t = " in said[0]
+    assert "lower learning rate (0.125 now)" in said[0]
+
+
 # ------------------------------------------------------------------------------------------- mods
 
 
