@@ -58,7 +58,7 @@ def cell_lines(rows: Sequence[Mapping[str, Any]], saved: Sequence[Mapping[str, A
             [
                 [
                     row["strategy"],
-                    f"`{row['settings'].replace('strategy.', '')}`",
+                    f"`{row['settings'].replace('strategy.', '')}`" if row["settings"] else "-",
                     text(row["seconds_median"]),
                     text(row["seconds"]),
                     percent(row["compute_share"]),
