@@ -114,6 +114,7 @@ def test_a_command_that_is_interrupted_stops_what_it_started(
 ) -> None:
     history = tmp_path / "run" / "history.jsonl"
     with tempfile.TemporaryDirectory(dir="/tmp") as home:
+        before = signal.signal(number, signal.SIG_DFL)  # where tests run in the background too
         process = subprocess.Popen(
             [str(Path(sys.executable).parent / "flower-adsp"), "run", "--task", "digits-mlp",
              "--num-supernodes", "2", "--num-actors", "1", "--output", str(tmp_path / "run"),
@@ -121,6 +122,7 @@ def test_a_command_that_is_interrupted_stops_what_it_started(
             env={**os.environ, "TMPDIR": home},
             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
+        signal.signal(number, before)
         try:
             deadline = time.monotonic() + 120
             while not (history.is_file() and '"commit"' in history.read_text()):
@@ -130,7 +132,8 @@ def test_a_command_that_is_interrupted_stops_what_it_started(
             process.send_signal(number)
             _, said = process.communicate(timeout=150)
         finally:
-            process.kill()
+            process.terminate()  # which stops all that it started, where the signal did not
+            process.wait(timeout=150)
         assert process.returncode == code
         assert "what was started has been stopped" in said
         assert not list(Path(home).glob("fadsp-*"))
