@@ -12,7 +12,7 @@ import numpy as np
 from flower_adsp.strategies.base import CommitStrategy
 from flower_adsp.strategies.commit_rate import CommitRateSearch, GuardedSearch
 from flower_adsp.strategies.options import LoopOptions
-from flower_adsp.strategies.reward import reward_as_published, robust_reward
+from flower_adsp.strategies.reward import loss_ratio, reward_as_published, robust_reward
 from flower_adsp.strategies.state import FederationState, Work, Worker
 from flwr.app import MetricRecord
 from flwr.common.logger import log
@@ -266,7 +266,7 @@ class Adsp(CommitStrategy):
             "published": reward_as_published(times, losses, self.reward_target),
             "robust": robust_reward(times, losses, self.reward_target),
         }
-        self.search.end_window(self.rewards[self.reward], losses[-1] / losses[0] - 1)
+        self.search.end_window(self.rewards[self.reward], loss_ratio(losses, losses[0]) - 1)
 
     def status(self) -> dict[str, float | int | list[int]]:
         """Return C_target, each worker's ΔC_i, and where the search stands."""

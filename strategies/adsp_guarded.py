@@ -6,7 +6,7 @@ from statistics import fmean
 from flower_adsp.strategies.adsp import Adsp
 from flower_adsp.strategies.commit_rate import GuardedSearch, balanced_rate
 from flower_adsp.strategies.options import LoopOptions
-from flower_adsp.strategies.reward import slope_reward
+from flower_adsp.strategies.reward import loss_ratio, slope_reward
 
 from flower_adsp.errors import require
 from flower_adsp.sparse.plan import LayerPlanner
@@ -81,7 +81,7 @@ class AdspGuarded(Adsp):
         if self.first_loss is None:
             self.first_loss = losses[0]
         self.rewards = {"slope": slope_reward(times, losses)}
-        self.search.end_window(self.rewards["slope"], losses[-1] / self.first_loss)
+        self.search.end_window(self.rewards["slope"], loss_ratio(losses, self.first_loss))
 
     def describe(self) -> dict[str, object]:
         """Return the settings by name."""

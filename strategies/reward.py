@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _MAX_EVALUATIONS = 200_000  # about 2 s; the authors' released code has 5,000,000
+_LEAST_OFFSET = 1e-9  # of a bounded fit, whose losses are thus below 10⁹
 _AT_THE_ASYMPTOTE, _NO_TIME = -100_000.0, -100_001.0  # as the authors' released code has them
 
 
@@ -65,9 +66,11 @@ def reward_as_published(
     -------
     float
         1/s; negative where the target is below the fitted asymptote, and NaN where the fit did
-        not converge.
+        not converge or a loss is not finite.
     """
     chosen = [0, len(times) // 2, len(times) - 1]
+    if not np.isfinite([losses[i] for i in chosen]).all():
+        return float("nan")
     try:
         a1, a2, a3 = fit_as_published([times[i] for i in chosen], [losses[i] for i in chosen])
     except RuntimeError:
@@ -84,8 +87,8 @@ def robust_reward(times: Sequence[float], losses: Sequence[float], target_loss: 
     Differs from the published reward in this: all samples of the window count, smoothed; time is
     scaled to the window; a1² ≥ 0, a2 > 0 and 0 ≤ a3 ≤ the least loss; the fit starts from several
     points; and where the target is not above the fitted asymptote, or the fit is no better than
-    a straight line, t* is where that line reaches ℓ*. A window in which the loss does not fall
-    has a reward of 0.
+    a straight line, t* is where that line reaches ℓ*. A window in which the loss does not fall,
+    or is beyond 10⁹ in size, as of a model that diverges, has a reward of 0.
 
     Parameters
     ----------
@@ -101,6 +104,8 @@ def robust_reward(times: Sequence[float], losses: Sequence[float], target_loss: 
     float
         1/s, at least 0.
     """
+    if not (np.abs(losses) < 1 / _LEAST_OFFSET).all():  # NaN, too
+        return 0.0
     begin, length = times[0], times[-1] - times[0]
     scaled = (np.asarray(times, np.float64) - begin) / length
     smooth = smoothed(losses)
@@ -135,12 +140,21 @@ def slope_reward(times: Sequence[float], losses: Sequence[float], dropped: float
     Returns
     -------
     float
-        Of 1/ℓ per second.
+        Of 1/ℓ per second; NaN where a loss is not finite or not above 0.
     """
     kept = [i for i, time in enumerate(times) if time >= times[0] + dropped]
     chosen = kept if len(kept) > 1 else range(len(times))
+    if not all(0 < losses[i] < np.inf for i in chosen):
+        return float("nan")
     inverse = [1 / losses[i] for i in chosen]
     return float(np.polyfit([times[i] for i in chosen], inverse, 1)[0])
+
+
+def loss_ratio(losses: Sequence[float], first: float) -> float:
+    """Return the last loss as a part of a first one; of a first one of 0, 1 or infinity."""
+    if first == 0:
+        return 1.0 if losses[-1] == 0 else float("inf")
+    return losses[-1] / first
 
 
 def smoothed(losses: Sequence[float]) -> NDArray[np.float64]:
@@ -159,15 +173,16 @@ def _bounded_fit(
     from scipy.optimize import least_squares
 
     least, first = float(losses.min()), float(losses[0])
+    lowest = min(0.0, least)
     best: tuple[float, float, float, float] | None = None
     for share in (0.0, 0.5, 0.9, 0.99):
-        floor = max(share * least, 0.0)
-        offset = 1 / max(first - floor, 1e-9)
+        floor = min(max(share * least, 0.0), least)
+        offset = max(1 / max(first - floor, 1e-9), _LEAST_OFFSET)
         drop = 1 / max(float(losses[-1]) - floor, 1e-9) - offset
         result = least_squares(
             lambda p: 1 / (p[0] * scaled + p[1]) + p[2] - losses,
             x0=(max(drop, 1e-6), offset, floor),
-            bounds=([0, 1e-9, min(0.0, least) - 1e-12], [np.inf, np.inf, least]),
+            bounds=([0, _LEAST_OFFSET, lowest - 1e-12 * max(1.0, -lowest)], [np.inf, np.inf, least]),
             x_scale="jac",
         )
         error = float(2 * result.cost)

@@ -54,6 +54,24 @@ def test_the_search_goes_by_the_reward_on_the_live_model(reward: str) -> None:
         assert worker.spent(recorder.state.now)[2] == 0  # nobody waits while it searches
 
 
+@pytest.mark.parametrize("loss", [float("nan"), float("inf"), 1e12, 0.0])
+@pytest.mark.parametrize("kind", ["published", "robust", "guarded"])
+def test_no_loss_stops_a_run_that_searches(kind: str, loss: float) -> None:
+    def evaluate(index: int, arrays: ArrayRecord) -> MetricRecord:
+        return MetricRecord({"loss": loss if index > 20 else 1.0 if index else 0.0})
+
+    recorder = Recorder()
+    loop = LoopOptions(network=Network(0.0), callbacks=[recorder], evaluate_every=2.0)
+    strategy = (
+        AdspGuarded(check_period=8, loop=loop)
+        if kind == "guarded"
+        else searching(recorder, reward=kind)
+    )
+    with toy_grid(2) as grid:
+        run_toy(strategy, grid, rounds=5, lr=0.01, evaluate_fn=evaluate)
+    assert len(recorder.of("checkpoint")) == 5
+
+
 def test_a_search_begins_anew_each_epoch() -> None:
     recorder = Recorder()
     with toy_grid(2) as grid:

@@ -57,6 +57,27 @@ def test_the_robust_reward_depends_on_the_loss_to_be_reached(losses: tuple[float
         assert 0 < far < 0.99 * near
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.floats(width=32) | st.sampled_from([0.0, 1e10, 2.3]), min_size=3, max_size=6))
+def test_no_losses_of_a_window_stop_a_run(losses: list[float]) -> None:
+    times = [15.0 * i for i in range(len(losses))]
+    with np.errstate(all="ignore"):
+        assert robust_reward(times, losses, 0.3) >= 0
+        if not all(map(isfinite, losses)):
+            assert robust_reward(times, losses, 0.3) == 0
+        for reward in (reward_as_published(times, losses, 0.3), slope_reward(times, losses, 0.0)):
+            assert isinstance(reward, float)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e12])
+def test_a_model_that_diverged_is_no_improvement(bad: float) -> None:
+    times, losses = [0.0, 15.0, 30.0, 45.0, 60.0], [2.3, 2.0, 5.0, bad, bad]
+    assert robust_reward(times, losses, 0.3) == 0
+    assert not slope_reward(times, losses) > 0
+    if not isfinite(bad):
+        assert not isfinite(reward_as_published(times, losses, 0.3))
+
+
 def test_on_a_pole_the_published_reward_says_the_time_and_not_the_pace() -> None:
     # 1/602.5 s, the middle sample's time stamp, as in the authors' log.
     rewards = [reward_as_published(window(spacing), CONCAVE[1], 1.0) for spacing in SPACINGS]
