@@ -22,7 +22,7 @@ def next_local_steps(current: int, first: int, loss: float, first_loss: float) -
     τ' = √(F(t)/F(0))·τ0; the next τ is ⌈τ'⌉ if τ' < τ, else ⌈τ/2⌉: equations (17) and (18) with
     γ = 1/2, in the form of the ADSP authors' released code.
     """
-    proposed = sqrt(max(loss, 0.0) / first_loss) * first
+    proposed = sqrt(max(loss / first_loss, 0.0)) * first
     return max(1, ceil(proposed if proposed < current else current / 2))
 
 

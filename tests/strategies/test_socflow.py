@@ -181,6 +181,28 @@ def test_groups_in_each_others_way_take_turns(takes_turns: bool, cycle: float) -
     assert ends[-1] - ends[-2] == pytest.approx(cycle, abs=1e-5)
 
 
+@pytest.mark.parametrize(("takes_turns", "cycle"), [(False, 16.0), (True, 12.0)])
+def test_groups_of_one_site_take_turns_on_the_way_to_the_server(
+    takes_turns: bool, cycle: float
+) -> None:
+    """The site carries one device at a time: a group's two members take 2 s each way, computing 8.
+
+    Where both groups share it, all four take 4 s each way.
+    """
+    configs = [{**LINK, "seconds_per_sample": 8.0, "site": "a"}] * 4
+    network = {"overhead_s": None, "site_up_mbps": 64e-6, "site_down_mbps": 64e-6}
+    final, recorder, strategy = run(
+        configs, 1, "task.examples=40", network=network, num_groups=2, takes_turns=takes_turns
+    )
+    assert strategy.groups == [[0, 1], [2, 3]]
+    ends = [record["t"] for record in recorder.of("commit") if record["worker"] == 0]
+    assert ends[-1] - ends[-2] == pytest.approx(cycle, abs=1e-5)
+    other = run(
+        configs, 1, "task.examples=40", network=network, num_groups=2, takes_turns=not takes_turns
+    )
+    assert final == other[0]  # only time differs
+
+
 def test_only_a_ring_takes_the_place_of_the_star() -> None:
     with pytest.raises(ConfigError, match="binary-trees"):
         run([LINK] * 2, 1, network={"collective": "binary-trees"}, num_groups=1)
