@@ -174,6 +174,7 @@ def _bounded_fit(
 
     least, first = float(losses.min()), float(losses[0])
     lowest = min(0.0, least)
+    lowest -= 1e-12 * max(1.0, -lowest)  # the bounds must differ
     best: tuple[float, float, float, float] | None = None
     for share in (0.0, 0.5, 0.9, 0.99):
         floor = min(max(share * least, 0.0), least)
@@ -182,7 +183,7 @@ def _bounded_fit(
         result = least_squares(
             lambda p: 1 / (p[0] * scaled + p[1]) + p[2] - losses,
             x0=(max(drop, 1e-6), offset, floor),
-            bounds=([0, _LEAST_OFFSET, lowest - 1e-12 * max(1.0, -lowest)], [np.inf, np.inf, least]),
+            bounds=([0, _LEAST_OFFSET, lowest], [np.inf, np.inf, least]),
             x_scale="jac",
         )
         error = float(2 * result.cost)
