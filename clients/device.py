@@ -13,7 +13,7 @@ from flower_adsp.config import Choice, Config, Devices, load_config
 from flower_adsp.devices import DeviceProfile, deal, measure, with_overrides
 from flower_adsp.errors import require
 from flower_adsp.tasks.base import Task
-from flower_adsp.tasks.batches import BatchStream, own_split
+from flower_adsp.tasks.batches import Augment, BatchStream, own_split
 from flower_adsp.tasks.build import build_task
 
 
@@ -140,11 +140,12 @@ def _build(
     data = task.train_data(partition_id, num_partitions)
     train, held_out = own_split(len(data), config.seed, partition_id)
 
-    def batches(indices: Any) -> BatchStream:
-        return BatchStream(data, indices, task.batch_size, config.seed, partition_id)
+    def batches(indices: Any, augment: Augment | None = None) -> BatchStream:
+        return BatchStream(data, indices, task.batch_size, config.seed, partition_id, augment)
 
+    own_batches = batches(train, getattr(task, "augment", None))
     return Device(
-        config, task, partition_id, num_partitions, batches(train), batches(held_out), node_config
+        config, task, partition_id, num_partitions, own_batches, batches(held_out), node_config
     )
 
 

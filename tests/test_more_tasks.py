@@ -98,6 +98,9 @@ def test_cancer_data_is_laid_out_evenly_only() -> None:
     [
         ({"task": "mnist-lstm", "overrides": "task.hidden=0"}, "task.hidden = 0"),
         ({"task": "mnist-svm", "overrides": "task.regularization=-1"}, "task.regularization = -1"),
+        ({"task": "mnist-cnn", "overrides": "task.crop_padding=-1"}, "task.crop_padding = -1"),
+        ({"task": "mnist-resnet", "overrides": "task.crop_padding=1.5"}, "task.crop_padding = 1.5"),
+        ({"task": "mnist-svm", "overrides": "task.crop_padding=2"}, "crop_padding"),
     ],
 )
 def test_bad_settings_are_named(settings: dict[str, Any], said: str) -> None:

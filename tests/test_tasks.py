@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from flower_adsp.errors import ConfigError, DataError
 from flower_adsp.seeding import stream
 from flower_adsp.tasks import Task
-from flower_adsp.tasks.batches import BatchStream, own_split
+from flower_adsp.tasks.batches import BatchStream, own_split, random_crop
 from flower_adsp.tasks.images import DigitsMlp, MnistCnn, load_digits, load_mnist
 from flower_adsp.tasks.partition import partition_indices
 from tests.toy import Quadratic
@@ -43,6 +43,52 @@ def test_batches_collate_tensors_and_other_data_alike() -> None:
 def test_streams_differ_by_seed_and_partition() -> None:
     rows = digits_stream(50, 50).rows(0)
     assert (digits_stream(50, 50, seed=1).rows(0) != rows).any()
+
+
+def test_a_random_crop_is_the_image_shifted_with_its_border_repeated() -> None:
+    images = torch.rand(40, 2, 5, 7)
+    crops = random_crop(images, 2, stream(0, "crop"))
+    assert crops.shape == images.shape
+    places = set()
+    for image, crop in zip(images.numpy(), crops.numpy(), strict=True):
+        padded = np.pad(image, ((0, 0), (2, 2), (2, 2)), mode="edge")
+        found = {
+            (top, left)
+            for top in range(5)
+            for left in range(5)
+            if (padded[:, top : top + 5, left : left + 7] == crop).all()
+        }
+        assert len(found) == 1
+        places |= found
+    assert {top for top, _ in places} == {left for _, left in places} == set(range(5))
+
+
+def test_an_augmented_batch_depends_on_its_step_alone() -> None:
+    task = MnistCnn(batch_size=4, crop_padding=2)
+    data = task.train_data(0, 7)
+    rows = np.arange(20)
+
+    def augmented(partition_id: int = 0) -> BatchStream:
+        return BatchStream(data, rows, 4, 0, partition_id, task.augment)
+
+    plain, shifted = BatchStream(data, rows, 4, 0, 0), augmented()
+    one, other = (s.batch(3) for s in (plain, shifted))
+    assert (one[1] == other[1]).all()
+    assert (one[0] != other[0]).any()
+    torch.testing.assert_close(augmented().batch(3), other, rtol=0, atol=0)
+    # In the next epoch the same example is at another place.
+    again = {
+        int(row): image for row, image in zip(shifted.rows(8), shifted.batch(8)[0], strict=True)
+    }
+    before = dict(zip(map(int, np.concatenate([shifted.rows(i) for i in range(5)])),
+                      torch.cat([shifted.batch(i)[0] for i in range(5)]), strict=True))  # fmt: skip
+    assert any((image != before[row]).any() for row, image in again.items())
+
+
+def test_images_stay_as_they_are_without_padding() -> None:
+    task = MnistCnn()
+    batch = BatchStream(task.train_data(0, 7), np.arange(20), 4, 0, 0).batch(0)
+    assert task.augment(batch, stream(0)) is batch
 
 
 @given(st.integers(1, 300))

@@ -26,6 +26,9 @@ class SizedDataset(Sized, Protocol):
 class Task(Protocol):
     """What a task provides.
 
+    A task may also have ``augment(batch, draws)``, which returns a training batch changed at
+    random with a NumPy generator, that of the batch's step.
+
     Attributes
     ----------
     batch_size : int

@@ -1,13 +1,13 @@
 """Mini-batches that depend on the step's number alone."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import TensorDataset, default_collate
 
 from flower_adsp.seeding import stream
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from flower_adsp.tasks.base import SizedDataset, Task
 
 Batch = Sequence[Tensor]
+Augment = Callable[[Batch, np.random.Generator], Batch]
 
 
 def collate(data: "SizedDataset", indices: NDArray[np.integer[Any]]) -> Batch:
@@ -49,6 +50,8 @@ class BatchStream:
         B, examples in a batch.
     seed, partition_id : int
         Which stream.
+    augment : Callable or None (default: None)
+        Changes a mini-batch at random, with the generator of its step.
     """
 
     def __init__(
@@ -58,12 +61,14 @@ class BatchStream:
         batch_size: int,
         seed: int,
         partition_id: int,
+        augment: Augment | None = None,
     ) -> None:
         self.data = data
         self.indices = indices
         self.batch_size = batch_size
         self.seed = seed
         self.partition_id = partition_id
+        self.augment = augment
         self._permutation = lru_cache(maxsize=4)(self._draw_permutation)
 
     def __len__(self) -> int:
@@ -90,7 +95,34 @@ class BatchStream:
 
     def batch(self, step: int, batch_size: int | None = None) -> Batch:
         """Return the mini-batch of step `step`, of `batch_size` examples if that is given."""
-        return collate(self.data, self.rows(step, batch_size))
+        batch = collate(self.data, self.rows(step, batch_size))
+        if self.augment is None:
+            return batch
+        return self.augment(batch, stream(self.seed, self.partition_id, "augment", step))
+
+
+def random_crop(images: Tensor, padding: int, draws: np.random.Generator) -> Tensor:
+    """Return each image shifted by up to `padding` pixels, as a crop of the padded image is.
+
+    Parameters
+    ----------
+    images : Tensor
+        Of shape ``(n, channels, height, width)``.
+    padding : int
+        Pixels of the border's own values put around the image; at least 1.
+    draws : np.random.Generator
+        Draws where each image's crop begins.
+
+    Returns
+    -------
+    Tensor
+        Of the same shape.
+    """
+    padded = nn.functional.pad(images, (padding,) * 4, mode="replicate")
+    height, width = images.shape[2:]
+    crops = padded.unfold(2, height, 1).unfold(3, width, 1)  # a view: (n, c, top, left, h, w)
+    top, left = torch.from_numpy(draws.integers(0, 2 * padding + 1, (2, len(images))))
+    return crops[torch.arange(len(images)), :, top, left].contiguous()
 
 
 def own_split(

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from flower_adsp.errors import DataError
-from flower_adsp.tasks.in_memory import InMemoryTask, stratified
+from flower_adsp.tasks.in_memory import ImageTask, stratified
 
 _MEAN = np.array([0.4914, 0.4822, 0.4465], np.float32)
 _DEVIATION = np.array([0.2470, 0.2435, 0.2616], np.float32)
@@ -64,7 +64,7 @@ def load_cifar10(folder: str) -> dict[str, TensorDataset]:
     }
 
 
-class Cifar10Cnn(InMemoryTask):
+class Cifar10Cnn(ImageTask):
     """CIFAR-10 by the CNN of TensorFlow's former tutorial, as in the comparisons of ADSP.
 
     Two convolutions of 5×5×64, each with pooling and local response normalisation, and one linear
@@ -74,8 +74,8 @@ class Cifar10Cnn(InMemoryTask):
 
     Parameters
     ----------
-    seed, batch_size, partitioning, alpha
-        As for `InMemoryTask`.
+    seed, batch_size, partitioning, alpha, crop_padding
+        As for `ImageTask`.
     data_folder : str (default: "data")
         Where the images are, or are downloaded to.
     """
@@ -89,8 +89,9 @@ class Cifar10Cnn(InMemoryTask):
         partitioning: str = "iid",
         alpha: float = 0.3,
         data_folder: str = "data",
+        crop_padding: int = 0,
     ) -> None:
-        super().__init__(seed, batch_size, partitioning, alpha)
+        super().__init__(seed, batch_size, partitioning, alpha, crop_padding)
         self.data_folder = data_folder
 
     def load(self) -> dict[str, TensorDataset]:

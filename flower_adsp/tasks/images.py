@@ -6,7 +6,7 @@ import numpy as np
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from flower_adsp.tasks.in_memory import InMemoryTask, stratified
+from flower_adsp.tasks.in_memory import ImageTask, InMemoryTask, stratified
 
 
 @lru_cache(maxsize=1)
@@ -45,7 +45,7 @@ def load_digits() -> dict[str, TensorDataset]:
     return stratified(inputs, targets.astype(np.int64), validation=180, test=180)
 
 
-class MnistCnn(InMemoryTask):
+class MnistCnn(ImageTask):
     """Handwritten digits, 28×28, by a small CNN of 106,154 parameters.
 
     Accuracies are on a 5,000-image subset and not comparable with those on the whole of MNIST.
@@ -105,7 +105,7 @@ class _Block(nn.Module):
         return out
 
 
-class MnistResNet(InMemoryTask):
+class MnistResNet(ImageTask):
     """Handwritten digits by a small residual network with batch normalisation.
 
     A stem, five blocks of 8, 16 and 32 channels, and a linear layer: 7 units, of which the early

@@ -10,7 +10,8 @@ from torch.utils.data import TensorDataset
 
 from flower_adsp.errors import require
 from flower_adsp.seeding import integer_seed
-from flower_adsp.tasks.base import ClassificationTask, SizedDataset, Split
+from flower_adsp.tasks.base import Batch, ClassificationTask, SizedDataset, Split
+from flower_adsp.tasks.batches import random_crop
 from flower_adsp.tasks.partition import check_partitioning, partition_indices
 
 _SPLIT_SEED = 0  # the split is part of the task: it is the same for all seeds
@@ -110,3 +111,35 @@ class InMemoryTask(ClassificationTask):
     def held_out_data(self, split: Split) -> SizedDataset:
         """Return the server's validation or test examples."""
         return self.load()[split]
+
+
+class ImageTask(InMemoryTask):
+    """A classification task over images that fit in memory.
+
+    Parameters
+    ----------
+    seed, batch_size, partitioning, alpha
+        As for `InMemoryTask`.
+    crop_padding : int (default: 0)
+        Pixels by which each training image is shifted at most, at random and anew at each step,
+        the border being repeated; 0 leaves the images as they are.
+    """
+
+    def __init__(
+        self,
+        seed: int = 0,
+        batch_size: int = 32,
+        partitioning: str = "iid",
+        alpha: float = 0.3,
+        crop_padding: int = 0,
+    ) -> None:
+        super().__init__(seed, batch_size, partitioning, alpha)
+        require(crop_padding >= 0, "task.crop_padding", crop_padding, "at least 0")
+        self.crop_padding = crop_padding
+
+    def augment(self, batch: Batch, draws: np.random.Generator) -> Batch:
+        """Return a mini-batch to train on: its images at random places, if that is asked for."""
+        if not self.crop_padding:
+            return batch
+        images, targets = batch
+        return random_crop(images, self.crop_padding, draws), targets

@@ -8,7 +8,7 @@ from torch.utils.data import TensorDataset
 from flower_adsp.errors import require, unknown
 from flower_adsp.tasks.cifar import load_cifar10
 from flower_adsp.tasks.images import load_mnist
-from flower_adsp.tasks.in_memory import InMemoryTask
+from flower_adsp.tasks.in_memory import ImageTask
 
 DATA = ("mnist", "cifar10")
 
@@ -33,7 +33,7 @@ def load_enlarged_mnist(image_size: int) -> dict[str, TensorDataset]:
     }
 
 
-class MobileNetV2(InMemoryTask):
+class MobileNetV2(ImageTask):
     """Classes of 32×32 images by MobileNetV2, with the strides usual for CIFAR.
 
     torchvision's network (Sandler et al., CVPR 2018, https://arxiv.org/abs/1801.04381), its first
@@ -42,8 +42,8 @@ class MobileNetV2(InMemoryTask):
 
     Parameters
     ----------
-    seed, batch_size, partitioning, alpha
-        As for `InMemoryTask`.
+    seed, batch_size, partitioning, alpha, crop_padding
+        As for `ImageTask`.
     data : str (default: "mnist")
         ``mnist``: handwritten digits that an installed package ships, enlarged; ``cifar10``.
     data_folder : str (default: "data")
@@ -66,8 +66,9 @@ class MobileNetV2(InMemoryTask):
         data_folder: str = "data",
         width: float = 1.0,
         image_size: int = 32,
+        crop_padding: int = 0,
     ) -> None:
-        super().__init__(seed, batch_size, partitioning, alpha)
+        super().__init__(seed, batch_size, partitioning, alpha, crop_padding)
         if data not in DATA:
             raise unknown("task.data", data, DATA)
         require(width > 0, "task.width", width, "above 0")

@@ -63,10 +63,13 @@ def test_a_timer_that_has_run_out_still_gives_one_step() -> None:
         assert commit(grid, toy_arrays(), seconds=0.0).steps == 1
 
 
-def test_how_steps_are_cut_into_commits_changes_nothing() -> None:
-    settings = {"task": "digits-mlp"}
+@pytest.mark.parametrize(
+    "settings",
+    [{"task": "digits-mlp"}, {"task": "mnist-cnn", "overrides": "task.crop_padding=2"}],
+)
+def test_how_steps_are_cut_into_commits_changes_nothing(settings: dict[str, Any]) -> None:
     with InProcessGrid(app, 2, settings) as grid:
-        model = initial_digits(settings)
+        model = initial_model(settings)
         whole = commit(grid, model, lr=0.1, steps=5)
         first = commit(grid, model, lr=0.1, steps=2)
         middle = ArrayRecord(
@@ -80,7 +83,7 @@ def test_how_steps_are_cut_into_commits_changes_nothing() -> None:
         np.testing.assert_allclose(update, first.update[name] + second.update[name], atol=1e-6)
 
 
-def initial_digits(settings: dict[str, Any]) -> ArrayRecord:
+def initial_model(settings: dict[str, Any]) -> ArrayRecord:
     from flower_adsp.config import load_config
     from flower_adsp.tasks.build import build_task
 
@@ -160,7 +163,7 @@ def test_a_bad_setting_of_a_stock_message_is_named(setting: dict[str, Any], said
 def test_evaluation_is_on_the_device_s_own_share() -> None:
     settings = {"task": "digits-mlp"}
     with InProcessGrid(app, 2, settings) as grid:
-        model = initial_digits(settings)
+        model = initial_model(settings)
         content = RecordDict({"arrays": model, "config": ConfigRecord()})
         reply = send(grid, Message(content, NODE, "evaluate"))
         capability = decode_capability(send(grid, encode_capability_query(NODE)))
@@ -203,7 +206,7 @@ def test_an_accelerator_that_is_not_there_is_named(name: str) -> None:
 def test_an_assignment_may_give_another_batch_size() -> None:
     settings = {"task": "digits-mlp"}
     with InProcessGrid(app, 2, settings) as grid:
-        model = initial_digits(settings)
+        model = initial_model(settings)
         usual = commit(grid, model, lr=0.1, steps=2)
         same = commit(grid, model, lr=0.1, steps=2, batch_size=16)
         once = commit(grid, model, lr=0.1, steps=1, batch_size=32)
